@@ -1,0 +1,1 @@
+"""The agent loop: messages -> model -> tool calls -> results -> messages, with tokens and metrics recorded."""

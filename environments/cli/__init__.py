@@ -1,0 +1,1 @@
+"""The `hermes-rl` command: one module per verb, imported only when that verb is called."""

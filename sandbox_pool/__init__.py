@@ -1,0 +1,1 @@
+"""Leases on isolated slots: exec, files, processes, reset."""
