@@ -1,0 +1,121 @@
+"""The one interface between the loop and whatever samples: open a conversation, append, sample.
+
+A conversation belongs to one rollout and only grows. Truncation is the single edit: `restart` begins a new
+segment from a shorter view. Implementations: `chat.py` (any OpenAI-compatible server, no tokens) and
+`recorder.py` (ids in, ids and logprobs out, token-exact).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+"""An OpenAI chat message: role, content, and by role tool_calls, tool_call_id, name, reasoning_content."""
+
+ToolSchema = dict[str, Any]
+"""An OpenAI tool: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+
+class ModelError(Exception):
+    """The model could not be asked, or did not answer as it should."""
+
+
+class ModelUnavailable(ModelError):
+    """Transport fault (connection, 429, 5xx): worth another try."""
+
+
+class ModelRefused(ModelError):
+    """The server refused the request (4xx) or answered nonsense: another try would end the same way."""
+
+
+class ContextTooLong(ModelRefused):
+    """The prompt does not fit the model's context."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample one turn. Values that are None are left to the server."""
+
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One tool call as the model wrote it, before normalization."""
+
+    name: str
+    arguments: Any
+    """What the parser or the server gave: a dict, a JSON string, None, ... Normalization decides what it means."""
+    id: str | None = None
+    raw: str = ""
+    """The text of the call as sampled, when known."""
+    error: str | None = None
+    """A sentence for the model when the markup was recognised but cannot be a call."""
+    repaired: tuple[str, ...] = ()
+    """Repair classes that the parser applied."""
+
+
+@dataclass(frozen=True)
+class ModelTurn:
+    """One sampled assistant turn."""
+
+    content: str
+    calls: tuple[ModelCall, ...] = ()
+    reasoning: str | None = None
+    malformed: tuple[str, ...] = ()
+    """One sentence for each piece of tool markup that is no call at all."""
+    finish_reason: str = "stop"
+    """The server's own reason: stop, tool_calls, length, ..."""
+    raw_text: str = ""
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
+
+
+class Conversation(Protocol):
+    """One rollout's exchange with the model; append-only between restarts."""
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """Add what came after the last sampled turn: tool results, user messages."""
+
+    def restart(self, messages: Sequence[Message]) -> None:
+        """Begin a new segment whose prompt is this (truncated) view."""
+
+    async def sample(self, sampling: Sampling) -> ModelTurn:
+        """Ask for the next assistant turn; the turn becomes part of the conversation."""
+
+    def prompt_tokens(self) -> int | None:
+        """Exact length of the next prompt, or None when the server does not let us know."""
+
+    def segments(self) -> list[Segment]:
+        """Training data so far; empty when the server gives no tokens."""
+
+    def state(self) -> dict[str, Any] | None:
+        """`AgentResult.managed_state`: {"nodes": [...]} as atroposlib's ManagedServer gives it, or None."""
+
+
+class ModelServer(Protocol):
+    """Where conversations are opened; shared by all rollouts."""
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Conversation:
+        """Start a conversation whose first prompt is these messages."""
+
+    def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int | None:
+        """Length of a prompt of these messages, or None without a tokenizer."""
+
+
+@dataclass
+class Segment:
+    """A prefix-stable stretch of one rollout, ready for a trainer. All three lists have the same length."""
+
+    tokens: list[int]
+    masks: list[int]
+    """-100 at prompt and glue positions, the token itself where the model sampled it and it is trained here."""
+    logprobs: list[float]
+    """1.0 at masked positions, the sampled logprob elsewhere."""

@@ -1,0 +1,43 @@
+"""Every way in which the pool can fail a task. All of them are infrastructure: none is ever an exit code or a score."""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """Base of all faults of pool, provider and slot server."""
+
+
+class AcquireTimeout(SandboxError):
+    """No slot became free before the deadline; the message says what the pool was waiting for."""
+
+
+class SandboxLost(SandboxError):
+    """The slot or its host went away; whatever ran there has no outcome."""
+
+
+class StaleLease(SandboxLost):
+    """The slot was taken back and leased again: the epoch of this lease is over."""
+
+
+class IsolationUnavailable(SandboxError):
+    """This place cannot isolate slots as well as `min_isolation` demands."""
+
+
+class HostStartFailed(SandboxError):
+    """A provider could not start a slot server."""
+
+
+class ScratchFull(SandboxError):
+    """The scratch space of the slots is full."""
+
+
+class ProtocolError(SandboxError):
+    """Client and slot server do not understand each other: other version, bad token, malformed frame."""
+
+
+class PoolClosed(SandboxError):
+    """The pool is shutting down."""
+
+
+class SandboxFileError(SandboxError, OSError):
+    """A file call was refused by the slot: missing, a directory, no permission, outside. Carries errno and path."""
