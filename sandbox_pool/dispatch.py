@@ -239,6 +239,7 @@ class Dispatcher:
         if final:
             if not self._first.done():
                 self._first.set_exception(error)
+                self._first.exception()  # a pool with min_hosts=0 has nobody who waits for it
             if not any(host.serves for host in self._fleet.hosts.values() if host.key == key):
                 self.queue.fail(error, key)
 
