@@ -154,7 +154,8 @@ class Dispatcher:
             raise
         if host.state == "gone":
             raise SandboxLost(f"{host.name} went away while slot {slot} was leased")
-        grant = Grant(host, slot, epoch, waiter.task_id, waiter.spec)
+        workdir = client.sandbox(slot, epoch, task_id=waiter.task_id, spec=waiter.spec).workdir
+        grant = Grant(host, slot, epoch, waiter.task_id, waiter.spec, workdir)
         self._metrics.bump("leases")
         if host.leased(grant):
             self._metrics.bump("reuses")

@@ -1,4 +1,4 @@
-"""Which promises a level of isolation makes. What it cannot promise is declared here with the reason, never skipped in silence."""
+"""Which promises a level of isolation makes. What it cannot promise is declared here, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 STRONGEST_WITHOUT: dict[str, tuple[str, str]] = {
     "own-root": ("landlock", "the root file system is shared: only the workspace is the slot's own"),
     "own-pids": ("landlock", "without a pid namespace the processes of other slots are visible"),
-    "own-network": ("landlock", "without a network namespace the host's loopback is reachable"),
     "own-host-name": ("landlock", "without a UTS namespace the host name is the host's"),
     "own-ipc": ("landlock", "without an IPC namespace System V objects are shared"),
     "hidden-host-files": ("uid", "files of the host that everybody may read can be read"),
@@ -23,12 +22,14 @@ STRONGEST_WITHOUT: dict[str, tuple[str, str]] = {
 }
 """need -> the strongest level that does not have it, and why."""
 LIMITS = {
-    "memory-limit": "memory",
-    "pids-limit": "pids",
-    "cpu-limit": "cpu",
-    "disk-limit": "disk",
+    "memory-limit": ("memory",),
+    "pids-limit": ("pids",),
+    "cpu-limit": ("cpu",),
+    "disk-limit": ("disk",),
+    "network-off": ("network",),
+    "own-loopback": ("network", "loopback"),
 }
-"""need -> what the host calls the limit in `missing`."""
+"""need -> what the host lists in `missing` when it cannot have it."""
 
 
 def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: bool) -> str | None:
@@ -38,8 +39,9 @@ def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: boo
             if not on_this_machine:
                 return "the slot server runs elsewhere: its machine cannot be looked at from here"
         elif need in LIMITS:
-            if LIMITS[need] in info.missing:
-                return f"no {LIMITS[need]} limit can be enforced there"
+            lacking = [name for name in LIMITS[need] if name in info.missing]
+            if lacking:
+                return f"{info.isolation}: the {lacking[0]} policy of a spec cannot be enforced there"
         else:
             level, reason = STRONGEST_WITHOUT[need]
             if rank(info.isolation) >= rank(level):

@@ -258,10 +258,10 @@ async def test_a_lost_snapshot_is_an_error_and_not_an_empty_slot(make_pool):
         with pytest.raises(SandboxError, match="no snapshot"):
             await pool.lease_from("unknown", "t")
         lease = await pool.acquire("t")
-        pool.remember_snapshot("snap", lease._grant)
+        snapshot = pool.remember_snapshot("snap", lease._grant)
         pool.place.server.crash()
         with pytest.raises(SandboxLost, match="went away"):
-            await pool.lease_from("snap", "t")
+            await pool.lease_from(snapshot, "t")
 
 
 async def test_a_snapshot_is_copied_to_another_host_when_its_own_is_full(make_pool):
@@ -270,11 +270,11 @@ async def test_a_snapshot_is_copied_to_another_host_when_its_own_is_full(make_po
         await eventually(lambda: len(pool.status().hosts) == 2 and free_slots(pool) == 2)
         lease = await pool.acquire("maker")
         place.servers[lease.host].snapshots["snap"] = b"files"
-        pool.remember_snapshot("snap", lease._grant)
-        copy = await pool.lease_from("snap", "fork")
+        snapshot = pool.remember_snapshot("snap", lease._grant)
+        copy = await pool.lease_from(snapshot, "fork")
         assert copy.host != lease.host
         (imported,) = place.servers[copy.host].snapshots
         assert place.servers[copy.host].snapshots[imported] == b"files"
         assert ("lease", 0, "fork", imported) in place.servers[copy.host].calls
-        await pool.drop_snapshot("snap")
+        await pool.drop_snapshot(snapshot)
         assert all(not server.snapshots for server in place.servers.values())

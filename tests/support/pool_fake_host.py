@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 from sandbox_pool.errors import HostStartFailed, SandboxError, SandboxLost, StaleLease
 from sandbox_pool.providers.base import Host, HostRecord
+from sandbox_pool.sandbox import Sandbox
 
 INFO = {
     "protocol": 1,
@@ -81,7 +82,7 @@ class FakeClient:
         if not self.closed:
             self.closed = True
             for callback in self._lost:
-                callback()
+                callback(SandboxLost('lost'))
 
     async def health(self):
         await self.server.enter("health")
@@ -97,6 +98,9 @@ class FakeClient:
         self.server.epochs += 1
         found.state, found.epoch, found.task_id = "leased", self.server.epochs, task_id
         return found.epoch
+
+    def sandbox(self, slot, epoch, *, task_id, spec):
+        return Sandbox(None, slot, epoch, task_id=task_id, spec=spec, isolation=self.info.isolation, workdir="/w")
 
     async def release(self, slot, epoch):
         await self.server.enter("release", slot)

@@ -109,7 +109,7 @@ async def tmp_is_the_slots_own(ctx: CheckContext) -> None:
     expect_equal(result.output.strip(), "0", "marks of the other tenant")
 
 
-@check("own-network")
+@check("own-loopback")
 async def no_network_means_none(ctx: CheckContext) -> None:
     """With network `none` a slot has loopback only, and it works."""
     async with ctx.lease(SandboxSpec(network="none")) as box:
@@ -122,7 +122,7 @@ async def no_network_means_none(ctx: CheckContext) -> None:
     expect(loop.output in ("ok\n", "no python\n"), f"loopback does not work: {loop.output!r}")
 
 
-@check("own-network", "this-machine")
+@check("network-off", "this-machine")
 async def services_of_the_host_cannot_be_reached(ctx: CheckContext) -> None:
     """With network `none` a TCP service of the host cannot be reached."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -132,7 +132,7 @@ async def services_of_the_host_cannot_be_reached(ctx: CheckContext) -> None:
     expect_equal(result.output, "", "output")
 
 
-@check("own-network")
+@check("own-loopback")
 async def tenants_do_not_share_loopback(ctx: CheckContext) -> None:
     """Two tenants can use the same port, and neither reaches the other's."""
     serve = "python3 -c \"import socket,time; s=socket.create_server(('127.0.0.1',18573)); print('up',flush=True); time.sleep(60)\""

@@ -7,6 +7,7 @@ import time
 
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.conformance.model import check, expect, expect_equal
+from sandbox_pool.sandbox import Sandbox
 
 
 @check()
@@ -100,11 +101,5 @@ async def a_long_command_says_that_it_is_alive(ctx: CheckContext) -> None:
     expect(len(reports) >= 1, "nothing was reported in 11.5 s")
 
 
-async def _exists(box: object, path: str) -> bool:
-    from sandbox_pool.errors import SandboxFileError
-
-    try:
-        await box.stat(path)  # type: ignore[attr-defined]
-    except SandboxFileError:
-        return False
-    return True
+async def _exists(box: Sandbox, path: str) -> bool:
+    return await box.stat(path) is not None
