@@ -16,7 +16,7 @@ from rich.table import Table
 
 from environments.cli.errors import UsageError
 from sandbox_pool import PoolConfig, SandboxError, SlotPool
-from sandbox_pool.gc import Liveness, collect_orphans
+from sandbox_pool.gc import Liveness, collect_orphans, default_place
 from sandbox_pool.journal import Journal
 from sandbox_pool.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
@@ -92,7 +92,10 @@ def gc(args: argparse.Namespace) -> int:
     journal = Journal(state_dir)
     me = this_process()
     try:
-        report = asyncio.run(collect_orphans(journal, state_dir, me, providers=("local", *args.provider)))
+        places = [default_place(name) for name in args.provider]
+        if args.scratch_dir:
+            places.append(default_place("local", Path(args.scratch_dir)))
+        report = asyncio.run(collect_orphans(journal, state_dir, me, places=places))
         journal.forget_owner(me.tag())
     finally:
         journal.close()
