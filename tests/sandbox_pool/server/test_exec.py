@@ -31,7 +31,8 @@ async def sandbox(server: Server) -> AsyncIterator[Sandbox]:
 
 async def alive(sandbox: Sandbox, marker: str) -> int:
     """How many processes with this argument run in the slot."""
-    script = f"n=0; for f in /proc/[0-9]*/cmdline; do [[ $(tr '\\0' ' ' <$f 2>/dev/null) == *' {marker} ' ]] && ((n++)); done; echo $n"
+    read = "$({ tr '\\0' ' ' <$f; } 2>/dev/null)"
+    script = f"n=0; for f in /proc/[0-9]*/cmdline; do [[ {read} == *' {marker} ' ]] && ((n++)); done; echo $n"
     return int((await sandbox.exec(script)).output)
 
 
