@@ -140,7 +140,8 @@ class Instance:
         """Response to an exec, and the slot's state after it."""
         facts, out, err, saved = output.split_exit(message, int(request["max_chars"]), log)
         self._adopt(message, saved, job, request.get("env") or {})
-        timed_out = bool(message.number("timed_out"))
+        limit_us = int(request.get("timeout_ms") or 0) * 1000
+        timed_out = bool(message.number("timed_out") or (limit_us and message.number("us") >= limit_us))
         code, signal_number = exit_code(message.number("status"), timed_out)
         encoded = out.encode("utf-8", "replace")
         reply = {

@@ -10,6 +10,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
+from .errors import SlotError
+from .mask import visible_parts
+
 UID_BASE = 200_000
 UID_RANGE = 65_536
 RUN_UID_BASE = 60_000
@@ -51,7 +54,7 @@ def candidates(forced: Optional[str]) -> Sequence[Level]:
     if forced is not None:
         chosen = [level for level in LEVELS if forced in (level.label, level.name)]
         if not chosen:
-            raise ValueError(f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}")
+            raise SlotError("refused", f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}")
         return chosen
     root = os.geteuid() == 0
     skipped = {"namespaces-rootless"} if root else {"namespaces-root", "namespaces-nouser", "uid"}
@@ -76,10 +79,15 @@ def slot_root(place: Place, index: int) -> str:
     return os.path.join(place.scratch, "slots", str(index))
 
 
+def run_uid(level: Level, index: int) -> Optional[int]:
+    """The user id of a slot's commands where a slot is a user; None where it is not."""
+    return RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None
+
+
 def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> "List[Tuple[str, Any]]":
     """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
     network = spec.get("network", "none")
-    disk_mb, pids, memory_mb = spec.get("disk_mb"), spec.get("pids"), spec.get("memory_mb")
+    disk_mb, pids = spec.get("disk_mb"), spec.get("pids")
     fields: "List[Tuple[str, Any]]" = [
         ("hostname", f"slot{index}"),
         ("namespaces", level.namespaces),
@@ -93,8 +101,10 @@ def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any]
     ]
     if level.namespaces:
         image = spec.get("image")
-        roots = [image] if image else [place.mask, "/"]
+        in_parts = level.variant == "rootless" and not image
+        roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
         fields += [("layer", path) for path in [*layers, *roots]]
+        fields += [("part", name) for name in (visible_parts() if in_parts else ())]
         fields += [
             ("workdir", spec.get("workdir") or "/workspace"),
             ("home", "/root"),
@@ -108,7 +118,6 @@ def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any]
             ("root", root),
             ("workdir", os.path.join(root, "workspace")),
             ("home", os.path.join(root, "home")),
-            ("run_uid", RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None),
-            ("max_memory_bytes", memory_mb << 20 if memory_mb else None),
+            ("run_uid", run_uid(level, index)),
         ]
     return fields

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from . import shell
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 BASH = "/bin/bash"
+_numbers = itertools.count(1)
 
 
 class Job:
@@ -39,9 +42,11 @@ class Job:
         self.on_alive: Optional[Callable[[float], None]] = None
         self._logs: "Dict[int, asyncio.Future[Message]]" = {}
         self._serial = 0
+        self._began = 0.0
         ours, theirs = message_pair()
         self.channel = Channel(ours, self._on_message, self._on_close)
-        instance.control.send("job", fds=[theirs.fileno()])
+        self.id = next(_numbers)
+        instance.control.send("job", [("id", self.id)], fds=[theirs.fileno()])
         theirs.close()
         fields = self._start_fields()
         if background:
@@ -86,7 +91,8 @@ class Job:
         """The keeper was killed: by the slot's own processes, by the OOM killer, or with all others."""
         self._finish()
         if not self.exit.done():
-            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "gone": "1"}, b"", []))
+            elapsed_us = int((time.monotonic() - self._began) * 1e6) if self._began else 0
+            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(elapsed_us)}, b"", []))
         self.fail(SlotError("lost", "the process is gone"))
 
     def fail(self, error: SlotError) -> None:
@@ -104,11 +110,17 @@ class Job:
     def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
         """Hand the waiting shell its command."""
         fields = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        self._began = time.monotonic()
         self.channel.send("run", fields, script)
 
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""
         self.channel.send("kill")
+
+    def drop(self) -> None:
+        """Kill it from outside: its keeper did not do what it was told in time, perhaps because the slot stopped it."""
+        if not self.exit.done() and not self.instance.lost:
+            self.instance.control.send("drop", [("id", self.id)])
 
     async def log(self, offset: int, limit: Optional[int]) -> Message:
         """Part of a background process's rolling log."""

@@ -53,7 +53,7 @@ def main() -> None:
     _raise_file_limit()
     try:
         asyncio.run(_serve(arguments, token))
-    except SlotError as error:
+    except (SlotError, OSError) as error:
         _say({"error": str(error)})
         sys.exit(3)
     finally:

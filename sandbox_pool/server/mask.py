@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from typing import FrozenSet, Iterator
+from typing import FrozenSet, Iterator, List
 
 VISIBLE = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt", "var"}
 VISIBLE_VAR = {"lib", "cache"}
@@ -28,6 +28,9 @@ def build_mask(target: str, root: str = "/") -> "FrozenSet[str]":
     os.makedirs(target, 0o755)
     os.chmod(target, 0o755)
     _hide_others(root, target, VISIBLE)
+    _copy_links(root, target)
+    for name in visible_parts(root):
+        os.makedirs(os.path.join(target, name), exist_ok=True)
     for name in ("tmp", "root", "home", "run", "mnt", "workspace"):
         _empty_directory(os.path.join(target, name), MODES.get(name, 0o755))
     var = os.path.join(target, "var")
@@ -41,6 +44,18 @@ def build_mask(target: str, root: str = "/") -> "FrozenSet[str]":
     for private in _private_paths(root):
         _whiteout(os.path.join(target, os.path.relpath(private, root)))
     return frozenset(name for name in OPAQUE if name in os.listxattr(os.path.join(target, "tmp")))
+
+
+def visible_parts(root: str = "/") -> "List[str]":
+    """Directories of the host's root that stay visible."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.name in VISIBLE and entry.is_dir(follow_symlinks=False))
+
+
+def _copy_links(root: str, target: str) -> None:
+    """`/bin -> usr/bin` and its like, for slots that have the host's directories but not its root."""
+    for entry in os.scandir(root):
+        if entry.name in VISIBLE and entry.is_symlink():
+            os.symlink(os.readlink(entry.path), os.path.join(target, entry.name))
 
 
 def _hide_others(directory: str, target: str, visible: "set[str]") -> None:

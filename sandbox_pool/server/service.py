@@ -21,6 +21,8 @@ from .version import SERVER_VERSION
 
 Reply = Tuple[Dict[str, Any], bytes]
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
+KEEPER_GRACE_S = 3.0
+"""A keeper that has not ended its command so long after it should have is killed with it."""
 MAX_OUTCOMES = 1024
 """Recorded outcomes per lease; a client that repeats a request does so soon."""
 
@@ -123,9 +125,16 @@ class Service:
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
         if header.get("snapshot"):
-            self.snapshots.restore(str(header["snapshot"]), slot)
+            await self._restore(str(header["snapshot"]), slot)
         assert slot.instance is not None
         return {"epoch": slot.epoch, "workdir": slot.instance.workdir}, b""
+
+    async def _restore(self, snapshot: str, slot: Slot) -> None:
+        try:
+            await self.snapshots.restore(snapshot, slot)
+        except BaseException:
+            await self.slots.release(slot.index, slot.epoch)
+            raise
 
     async def _release(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
         header = request.header
@@ -179,13 +188,21 @@ async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) 
     split = int(header.get("command", len(body)))
     job, log = instance.start(header, body[:split].decode("utf-8", "surrogateescape"), body[split:])
     job.on_alive = lambda elapsed_s: request.push("alive", s=elapsed_s)
+    loop = asyncio.get_running_loop()
+    timeout_ms = int(header.get("timeout_ms") or 0)
+    overdue = loop.call_later(timeout_ms / 1000 + KEEPER_GRACE_S, job.drop) if timeout_ms else None
     try:
         message = await asyncio.shield(job.exit)
     except asyncio.CancelledError:
         job.kill()
+        late = loop.call_later(KEEPER_GRACE_S, job.drop)
         message = await job.exit  # the caller hears of the cancellation only when nothing of the command is left
+        late.cancel()
         instance.finish(header, job, log, message)
         raise
+    finally:
+        if overdue is not None:
+            overdue.cancel()
     return instance.finish(header, job, log, message)
 
 

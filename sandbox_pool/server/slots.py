@@ -64,6 +64,8 @@ class Builder:
             raise BuildError(f"image {spec['image']!r} is not a directory this server can use as a root")
         fields = isolation.build_fields(self.level, self.place, index, spec, layers)
         fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
+        if "memory" in self.cgroups.missing and spec.get("memory_mb"):
+            fields.append(("max_memory_bytes", spec["memory_mb"] << 20))  # per process: better than no limit at all
         if not self.level.namespaces:
             self._make_directories(index)
         pid, control = await self.zygote.create(slot_fields(fields))
@@ -93,7 +95,8 @@ class Builder:
 
     def _make_directories(self, index: int) -> None:
         root = isolation.slot_root(self.place, index)
-        uid = isolation.RUN_UID_BASE + index if self.level.own_uid and os.geteuid() == 0 else -1
+        owner = isolation.run_uid(self.level, index)
+        uid = -1 if owner is None else owner
         for name in ("", "workspace", "home", "tmp"):
             path = os.path.join(root, name)
             os.makedirs(path, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence, Set
 from .errors import SlotError
 from .fileops import Worker
 from .instance import Instance
-from .isolation import Level
+from .isolation import Level, run_uid
 from .slots import Slot
 from .zygote import Zygote
 
@@ -30,6 +30,8 @@ class Snapshot:
     state: bytes
     cwd: str
     previous: str
+    root: str = ""
+    """The slot's directory where slots have no root of their own; paths in the state begin with it."""
 
 
 class SnapshotStore:
@@ -51,23 +53,33 @@ class SnapshotStore:
 
     def layers(self, name: str) -> "Tuple[str, ...]":
         """Layers a fork of this snapshot is built on."""
-        return self._find(name).layers
+        layers = self._find(name).layers
+        return layers if self._level.namespaces else ()
 
-    def restore(self, name: str, slot: Slot) -> None:
-        """Give a fork the shell state of the original."""
+    async def restore(self, name: str, slot: Slot) -> None:
+        """Give a fork the shell state of the original, and its files where they could not be a layer."""
         snapshot, instance = self._find(name), slot.instance
         assert instance is not None
-        instance.restore(snapshot.state, snapshot.cwd, snapshot.previous)
+        state, cwd, previous = snapshot.state, snapshot.cwd, snapshot.previous
+        if not self._level.namespaces:
+            root = os.path.dirname(instance.workdir)
+            state = state.replace(snapshot.root.encode(), root.encode())
+            cwd, previous = cwd.replace(snapshot.root, root), previous.replace(snapshot.root, root)
+            with self._host_worker("pack", snapshot.layers[0]) as source:
+                await source.status()
+                owner = run_uid(self._level, slot.index)
+                await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
+        instance.restore(state, cwd, previous)
 
     def _new_directory(self) -> str:
         """Hidden while it is filled, so that collecting leaves it alone."""
         return os.path.join(self._directory, f".{os.getpid()}-{next(self._numbers)}")
 
-    def _host_worker(self, do: str, path: str) -> Worker:
+    def _host_worker(self, do: str, path: str, *fields: "Tuple[str, Any]") -> Worker:
         def start(values: "List[Tuple[str, Any]]", fd: int) -> None:
             self._zygote.start_worker(values, fd)
 
-        return Worker(start, [("do", do), ("layer", 1)], path)
+        return Worker(start, [("do", do), ("layer", 1), *fields], path)
 
     async def take(self, slot: Slot, instance: Instance) -> str:
         """Copy the writable layer of a slot."""
@@ -81,7 +93,8 @@ class SnapshotStore:
                 raise
         base = slot.layers if self._level.namespaces else ()
         layers = (*self._publish([target]), *base)
-        return self._add(Snapshot(layers, instance.state, instance.cwd, instance.previous))
+        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
+        return self._add(Snapshot(layers, instance.state, instance.cwd, instance.previous, root))
 
     def _pack_slot(self, instance: Instance) -> Worker:
         if not self._level.namespaces:
@@ -92,8 +105,10 @@ class SnapshotStore:
 
         return Worker(start, [("do", "pack"), ("layer", 1)], "")
 
-    async def _unpack(self, target: str, read: "Callable[[], Awaitable[bytes]]") -> None:
-        with self._host_worker("unpack", target) as worker:
+    async def _unpack(
+        self, target: str, read: "Callable[[], Awaitable[bytes]]", *fields: "Tuple[str, Any]"
+    ) -> None:
+        with self._host_worker("unpack", target, *fields) as worker:
             await worker.status()
             while True:
                 data = await read()
@@ -122,7 +137,7 @@ class SnapshotStore:
     async def export(self, name: str, send: "Callable[[bytes], Awaitable[None]]") -> None:
         """The snapshot as a byte stream for another host."""
         snapshot = self._find(name)
-        description = {"layers": len(snapshot.layers), "cwd": snapshot.cwd, "previous": snapshot.previous}
+        description = {"layers": len(snapshot.layers), "cwd": snapshot.cwd, "previous": snapshot.previous, "root": snapshot.root}
         text = json.dumps(description).encode() + b"\0" + snapshot.state
         await send(_RECORD.pack(b"m", len(text)) + text)
         for layer in snapshot.layers:
@@ -152,7 +167,7 @@ class SnapshotStore:
             for layer in layers:
                 shutil.rmtree(layer, ignore_errors=True)
             raise
-        return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"]))
+        return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"], facts["root"]))
 
     def _publish(self, layers: "Sequence[str]") -> "Tuple[str, ...]":
         """Give complete layers their visible names."""
