@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import TYPE_CHECKING, Any, Dict, Optional, Set
+from typing import TYPE_CHECKING, Any
 
 from . import wire
 from .errors import SlotError
@@ -21,12 +21,12 @@ class Request:
 
     __slots__ = ("_acks", "_connection", "chunks", "header", "id", "task")
 
-    def __init__(self, connection: "Connection", header: Header) -> None:
+    def __init__(self, connection: Connection, header: Header) -> None:
         self._connection = connection
         self.header = header
         self.id = header.get("i")
-        self.task: "Optional[asyncio.Task[None]]" = None
-        self.chunks: "asyncio.Queue[Optional[bytes]]" = asyncio.Queue()
+        self.task: asyncio.Task[None] | None = None
+        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._acks = asyncio.Semaphore(wire.WINDOW)
 
     def push(self, event: str, body: bytes = b"", **values: Any) -> None:
@@ -38,7 +38,7 @@ class Request:
         await self._acks.acquire()
         self.push("data", data)
 
-    async def next_chunk(self) -> Optional[bytes]:
+    async def next_chunk(self) -> bytes | None:
         """One piece of the incoming stream; None at its end."""
         data = await self.chunks.get()
         if data is not None:
@@ -53,14 +53,14 @@ class Request:
 class Connection(asyncio.Protocol):
     """Frames of one client."""
 
-    def __init__(self, service: "Service") -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self.transport: "Optional[asyncio.Transport]" = None
+        self.transport: asyncio.Transport | None = None
         self.authenticated = False
         self._decoder = wire.Decoder(wire.MAX_HELLO)
-        self.requests: "Dict[int, Request]" = {}
-        self.on_close: "Set[Any]" = set()
-        self._deadline: "Optional[asyncio.TimerHandle]" = None
+        self.requests: dict[int, Request] = {}
+        self.on_close: set[Any] = set()
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A peer that does not say hello in time is cut off."""
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    def connection_lost(self, exc: Optional[Exception]) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Commands go on, so that the same request ids can be asked for again; streams and bridges end."""
         if self._deadline is not None:
             self._deadline.cancel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from . import output, shell
 from .channel import Channel, Message
@@ -27,26 +28,34 @@ class Instance:
     """State that belongs to one life of a slot, between two resets."""
 
     def __init__(
-        self, pid: int, control: socket.socket, *, workdir: str, alias: str, home: str, log_dir: str, env: Mapping[str, str]
+        self,
+        pid: int,
+        control: socket.socket,
+        *,
+        workdir: str,
+        alias: str,
+        home: str,
+        log_dir: str,
+        env: Mapping[str, str],
     ) -> None:
         self.pid = pid
         self.workdir = workdir
         self.alias = alias
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
-        self.environment: Dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
+        self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
         self.state = b""
         self.cwd = workdir
         self.previous = workdir
-        self.jobs: Set[Job] = set()
-        self.processes: Dict[str, Job] = {}
-        self.lost: Optional[str] = None
+        self.jobs: set[Job] = set()
+        self.processes: dict[str, Job] = {}
+        self.lost: str | None = None
         self._names = itertools.count(1)
-        self._warm: Optional[Job] = None
+        self._warm: Job | None = None
         loop = asyncio.get_running_loop()
-        self._ready: "asyncio.Future[Message]" = loop.create_future()
-        self.ended: "asyncio.Future[None]" = loop.create_future()
-        self._killed: "List[asyncio.Future[int]]" = []
+        self._ready: asyncio.Future[Message] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._killed: list[asyncio.Future[int]] = []
         self.control = Channel(control, self._on_message, self._on_close)
 
     async def ready(self) -> Message:
@@ -109,7 +118,7 @@ class Instance:
         """Where the next command's log would go, inside the slot."""
         return f"{self.log_dir}/{next(self._names)}.log"
 
-    def start(self, request: Mapping[str, Any], command: str, stdin: bytes) -> "Tuple[Job, str]":
+    def start(self, request: Mapping[str, Any], command: str, stdin: bytes) -> tuple[Job, str]:
         """Begin a command; its outcome arrives at the job's `exit`."""
         self.check_alive()
         env = check_env(request.get("env"))
@@ -136,7 +145,7 @@ class Instance:
         self.warm_up()
         return job, log
 
-    def finish(self, request: Mapping[str, Any], job: Job, log: str, message: Message) -> "Tuple[Dict[str, Any], bytes]":
+    def finish(self, request: Mapping[str, Any], job: Job, log: str, message: Message) -> tuple[dict[str, Any], bytes]:
         """Response to an exec, and the slot's state after it."""
         facts, out, err, saved = output.split_exit(message, int(request["max_chars"]), log)
         self._adopt(message, saved, job, request.get("env") or {})
@@ -169,7 +178,7 @@ class Instance:
     async def kill_all(self) -> int:
         """Kill every process of the slot, keep its files."""
         self.check_alive()
-        future: "asyncio.Future[int]" = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._killed.append(future)
         if self._warm is not None:
             self._warm.discard()
@@ -189,7 +198,7 @@ class Instance:
         self.control.close()
 
 
-def check_env(env: Optional[Mapping[str, str]]) -> "Dict[str, str]":
+def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     """Variables for one command; a name bash can not hold is the caller's mistake."""
     for name in env or {}:
         if not shell.valid_env_name(name):

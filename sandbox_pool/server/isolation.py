@@ -7,8 +7,9 @@ with the step that failed.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from .errors import SlotError
 from .mask import visible_parts
@@ -38,7 +39,7 @@ class Level:
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
 
-LEVELS: Tuple[Level, ...] = (
+LEVELS: tuple[Level, ...] = (
     Level("namespaces", "root", user_ns=True, namespaces=True, idmap=True, seccomp=True),
     Level("namespaces", "rootless", user_ns=True, namespaces=True, seccomp=True),
     Level("namespaces", "nouser", namespaces=True, seccomp=True),
@@ -49,12 +50,14 @@ LEVELS: Tuple[Level, ...] = (
 RANK = {"namespaces": 3, "landlock": 2, "uid": 1, "plain": 0}
 
 
-def candidates(forced: Optional[str]) -> Sequence[Level]:
-    """Levels worth trying as this user: the same kernel refuses root's levels to others, and some make no sense as root."""
+def candidates(forced: str | None) -> Sequence[Level]:
+    """Levels worth trying as this user: the kernel refuses root's levels to others, some make no sense as root."""
     if forced is not None:
         chosen = [level for level in LEVELS if forced in (level.label, level.name)]
         if not chosen:
-            raise SlotError("refused", f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}")
+            raise SlotError(
+                "refused", f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}"
+            )
         return chosen
     root = os.geteuid() == 0
     skipped = {"namespaces-rootless"} if root else {"namespaces-root", "namespaces-nouser", "uid"}
@@ -70,7 +73,7 @@ class Place:
     """Directory for overlay layers."""
     mask: str
     """Layer that hides what of the host's root is nobody's business."""
-    opaque: FrozenSet[str]
+    opaque: frozenset[str]
     """Attributes by which the mask could mark its directories."""
 
 
@@ -79,16 +82,18 @@ def slot_root(place: Place, index: int) -> str:
     return os.path.join(place.scratch, "slots", str(index))
 
 
-def run_uid(level: Level, index: int) -> Optional[int]:
+def run_uid(level: Level, index: int) -> int | None:
     """The user id of a slot's commands where a slot is a user; None where it is not."""
     return RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None
 
 
-def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> "List[Tuple[str, Any]]":
+def build_fields(
+    level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
+) -> list[tuple[str, Any]]:
     """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
     network = spec.get("network", "none")
     disk_mb, pids = spec.get("disk_mb"), spec.get("pids")
-    fields: "List[Tuple[str, Any]]" = [
+    fields: list[tuple[str, Any]] = [
         ("hostname", f"slot{index}"),
         ("namespaces", level.namespaces),
         ("user_ns", level.user_ns),

@@ -7,7 +7,8 @@ import itertools
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from . import shell
 from .channel import Channel, Message, message_pair
@@ -26,21 +27,21 @@ class Job:
 
     def __init__(
         self,
-        instance: "Instance",
+        instance: Instance,
         *,
-        stdin: Optional[bytes] = None,
+        stdin: bytes | None = None,
         separate: bool = False,
         background: bool = False,
-        terminal: "Optional[Tuple[int, int]]" = None,
+        terminal: tuple[int, int] | None = None,
     ) -> None:
         self.instance = instance
         self.state = instance.state
         self.background = background
         loop = asyncio.get_running_loop()
-        self.exit: "asyncio.Future[Message]" = loop.create_future()
-        self.started: "asyncio.Future[int]" = loop.create_future()
-        self.on_alive: Optional[Callable[[float], None]] = None
-        self._logs: "Dict[int, asyncio.Future[Message]]" = {}
+        self.exit: asyncio.Future[Message] = loop.create_future()
+        self.started: asyncio.Future[int] = loop.create_future()
+        self.on_alive: Callable[[float], None] | None = None
+        self._logs: dict[int, asyncio.Future[Message]] = {}
         self._serial = 0
         self._began = 0.0
         ours, theirs = message_pair()
@@ -60,11 +61,11 @@ class Job:
         self.channel.send("start", fields, self.state + (stdin or b""))
         instance.jobs.add(self)
 
-    def _start_fields(self) -> "List[Tuple[str, Any]]":
+    def _start_fields(self) -> list[tuple[str, Any]]:
         # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
         env = {} if self.state else self.instance.environment
         boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
-        fields: "List[Tuple[str, Any]]" = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+        fields: list[tuple[str, Any]] = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
         fields += [("env", f"{name}={value}") for name, value in env.items()]
         return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
 
@@ -97,7 +98,8 @@ class Job:
 
     def fail(self, error: SlotError) -> None:
         """Nobody will hear from the keeper any more."""
-        for future in [self.exit, self.started, *self._logs.values()]:
+        waiting: list[asyncio.Future[Any]] = [self.exit, self.started, *self._logs.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting for this one
@@ -109,7 +111,7 @@ class Job:
 
     def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
         """Hand the waiting shell its command."""
-        fields = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        fields: list[tuple[str, Any]] = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
         self._began = time.monotonic()
         self.channel.send("run", fields, script)
 
@@ -122,10 +124,10 @@ class Job:
         if not self.exit.done() and not self.instance.lost:
             self.instance.control.send("drop", [("id", self.id)])
 
-    async def log(self, offset: int, limit: Optional[int]) -> Message:
+    async def log(self, offset: int, limit: int | None) -> Message:
         """Part of a background process's rolling log."""
         self._serial += 1
-        future: "asyncio.Future[Message]" = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if self.channel.closed:
             raise SlotError("lost", "the process is gone")
         self._logs[self._serial] = future
@@ -137,7 +139,7 @@ class Job:
         self._finish()
 
 
-def exit_code(status: int, timed_out: bool) -> "Tuple[int, Optional[int]]":
+def exit_code(status: int, timed_out: bool) -> tuple[int, int | None]:
     """Exit code as bash gives it, and the signal when one ended the shell itself."""
     if timed_out:
         return 124, None

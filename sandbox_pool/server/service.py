@@ -8,7 +8,8 @@ import shutil
 import sys
 import time
 import traceback
-from typing import Any, Awaitable, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from . import filehandlers, processes, wire
 from .bridge import open_bridge
@@ -19,7 +20,7 @@ from .slots import Slot, Slots
 from .snapshots import SnapshotStore
 from .version import SERVER_VERSION
 
-Reply = Tuple[Dict[str, Any], bytes]
+Reply = tuple[dict[str, Any], bytes]
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
 KEEPER_GRACE_S = 3.0
 """A keeper that has not ended its command so long after it should have is killed with it."""
@@ -30,17 +31,19 @@ MAX_OUTCOMES = 1024
 class Service:
     """The operations, and who is connected."""
 
-    def __init__(self, token: str, slots: Slots, snapshots: SnapshotStore, facts: Mapping[str, Any], scratch: str) -> None:
+    def __init__(
+        self, token: str, slots: Slots, snapshots: SnapshotStore, facts: Mapping[str, Any], scratch: str
+    ) -> None:
         self.token = token
         self.slots = slots
         self.snapshots = snapshots
         self._facts = dict(facts)
         self._scratch = scratch
         self._started = time.monotonic()
-        self.connections: "Set[Connection]" = set()
+        self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
-        self._host_ops: "Dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]]" = {
+        self._host_ops: dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
             "lease": self._lease,
@@ -50,7 +53,7 @@ class Service:
             "export_snapshot": self._export_snapshot,
             "import_snapshot": self._import_snapshot,
         }
-        self._slot_ops: "Dict[str, SlotHandler]" = {
+        self._slot_ops: dict[str, SlotHandler] = {
             "exec": _exec,
             "stop_processes": _stop_processes,
             "snapshot": self._snapshot,
@@ -59,7 +62,7 @@ class Service:
             **processes.HANDLERS,
         }
 
-    def info(self) -> "Dict[str, Any]":
+    def info(self) -> dict[str, Any]:
         """What a client is told after its token was accepted."""
         return {
             "protocol": wire.PROTOCOL,
@@ -103,7 +106,7 @@ class Service:
 
     async def _health(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
         usage = shutil.disk_usage(self._scratch)
-        states: "Dict[str, int]" = {}
+        states: dict[str, int] = {}
         for slot in self.slots.all:
             states[slot.state] = states.get(slot.state, 0) + 1
         return {
@@ -166,7 +169,7 @@ async def _once(slot: Slot, identity: str, run: Callable[[], Awaitable[Reply]]) 
     """The recorded outcome when this id was seen before; else run it and record it."""
     known = slot.outcomes.get(identity)
     if known is not None:
-        return await asyncio.shield(known)  # type: ignore[no-any-return]
+        return await asyncio.shield(known)
     task = asyncio.ensure_future(run())
     slot.outcomes[identity] = task
     while len(slot.outcomes) > MAX_OUTCOMES:
@@ -174,7 +177,7 @@ async def _once(slot: Slot, identity: str, run: Callable[[], Awaitable[Reply]]) 
     return await task
 
 
-async def _finish_or_undo(lease: "asyncio.Future[Slot]", slots: Slots) -> Slot:
+async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
     try:
         return await asyncio.shield(lease)
     except asyncio.CancelledError:
@@ -212,6 +215,6 @@ async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _b
     return {"count": count}, b""
 
 
-def owner_gone(service: Service, ttl_s: Optional[float]) -> bool:
+def owner_gone(service: Service, ttl_s: float | None) -> bool:
     """Whether no client has been here for longer than the owner is given."""
     return bool(ttl_s and not service.connections and time.monotonic() - service.last_seen > ttl_s)

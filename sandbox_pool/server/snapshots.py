@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import struct
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any
 
 from .errors import SlotError
 from .fileops import Worker
@@ -25,7 +26,7 @@ _RECORD = struct.Struct("!cI")
 class Snapshot:
     """What a fork starts from."""
 
-    layers: "Tuple[str, ...]"
+    layers: tuple[str, ...]
     """Directories, topmost first."""
     state: bytes
     cwd: str
@@ -41,7 +42,7 @@ class SnapshotStore:
         self._directory = directory
         self._zygote = zygote
         self._level = level
-        self._snapshots: "Dict[str, Snapshot]" = {}
+        self._snapshots: dict[str, Snapshot] = {}
         self._numbers = itertools.count(1)
         os.makedirs(directory, exist_ok=True)
         os.chmod(directory, 0o711 if level.namespaces else 0o700)
@@ -51,7 +52,7 @@ class SnapshotStore:
             raise SlotError("refused", f"no snapshot {name!r} on this host")
         return self._snapshots[name]
 
-    def layers(self, name: str) -> "Tuple[str, ...]":
+    def layers(self, name: str) -> tuple[str, ...]:
         """Layers a fork of this snapshot is built on."""
         layers = self._find(name).layers
         return layers if self._level.namespaces else ()
@@ -75,8 +76,8 @@ class SnapshotStore:
         """Hidden while it is filled, so that collecting leaves it alone."""
         return os.path.join(self._directory, f".{os.getpid()}-{next(self._numbers)}")
 
-    def _host_worker(self, do: str, path: str, *fields: "Tuple[str, Any]") -> Worker:
-        def start(values: "List[Tuple[str, Any]]", fd: int) -> None:
+    def _host_worker(self, do: str, path: str, *fields: tuple[str, Any]) -> Worker:
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
             self._zygote.start_worker(values, fd)
 
         return Worker(start, [("do", do), ("layer", 1), *fields], path)
@@ -100,14 +101,12 @@ class SnapshotStore:
         if not self._level.namespaces:
             return self._host_worker("pack", os.path.dirname(instance.workdir))
 
-        def start(values: "List[Tuple[str, Any]]", fd: int) -> None:
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
             instance.control.send("file", values, fds=[fd])
 
         return Worker(start, [("do", "pack"), ("layer", 1)], "")
 
-    async def _unpack(
-        self, target: str, read: "Callable[[], Awaitable[bytes]]", *fields: "Tuple[str, Any]"
-    ) -> None:
+    async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:
             await worker.status()
             while True:
@@ -121,12 +120,12 @@ class SnapshotStore:
         self._snapshots[name] = snapshot
         return name
 
-    def drop(self, name: str, in_use: "Set[str]") -> None:
+    def drop(self, name: str, in_use: set[str]) -> None:
         """Forget a snapshot; its layers go when no slot and no other snapshot stands on them."""
         self._snapshots.pop(name, None)
         self.collect(in_use)
 
-    def collect(self, in_use: "Set[str]") -> None:
+    def collect(self, in_use: set[str]) -> None:
         """Remove layers nobody needs."""
         needed = {path for snapshot in self._snapshots.values() for path in snapshot.layers} | in_use
         for entry in os.listdir(self._directory):
@@ -134,10 +133,15 @@ class SnapshotStore:
             if path not in needed and not entry.startswith("."):
                 shutil.rmtree(path, ignore_errors=True)
 
-    async def export(self, name: str, send: "Callable[[bytes], Awaitable[None]]") -> None:
+    async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
         """The snapshot as a byte stream for another host."""
         snapshot = self._find(name)
-        description = {"layers": len(snapshot.layers), "cwd": snapshot.cwd, "previous": snapshot.previous, "root": snapshot.root}
+        description = {
+            "layers": len(snapshot.layers),
+            "cwd": snapshot.cwd,
+            "previous": snapshot.previous,
+            "root": snapshot.root,
+        }
         text = json.dumps(description).encode() + b"\0" + snapshot.state
         await send(_RECORD.pack(b"m", len(text)) + text)
         for layer in snapshot.layers:
@@ -150,7 +154,7 @@ class SnapshotStore:
                     await send(_RECORD.pack(b"d", len(data)) + data)
             await send(_RECORD.pack(b"n", 0))
 
-    async def import_(self, receive: "Callable[[], Awaitable[Optional[bytes]]]") -> str:
+    async def import_(self, receive: Callable[[], Awaitable[bytes | None]]) -> str:
         """The inverse of `export`."""
         records = RecordReader(receive)
         kind, text = await records.next()
@@ -158,7 +162,7 @@ class SnapshotStore:
             raise SlotError("protocol", "not an exported snapshot")
         description, _, state = text.partition(b"\0")
         facts = json.loads(description)
-        layers: "List[str]" = []
+        layers: list[str] = []
         try:
             for _ in range(int(facts["layers"])):
                 layers.append(self._new_directory())
@@ -169,7 +173,7 @@ class SnapshotStore:
             raise
         return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"], facts["root"]))
 
-    def _publish(self, layers: "Sequence[str]") -> "Tuple[str, ...]":
+    def _publish(self, layers: Sequence[str]) -> tuple[str, ...]:
         """Give complete layers their visible names."""
         final = []
         for layer in layers:
@@ -182,7 +186,7 @@ class SnapshotStore:
 class RecordReader:
     """Cuts an exported stream into its records, however it was chunked on the way."""
 
-    def __init__(self, receive: "Callable[[], Awaitable[Optional[bytes]]]") -> None:
+    def __init__(self, receive: Callable[[], Awaitable[bytes | None]]) -> None:
         self._receive = receive
         self._buffer = b""
 
@@ -195,7 +199,7 @@ class RecordReader:
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         return taken
 
-    async def next(self) -> "Tuple[bytes, bytes]":
+    async def next(self) -> tuple[bytes, bytes]:
         """Kind and content of the next record."""
         kind, size = _RECORD.unpack(await self._take(_RECORD.size))
         return kind, await self._take(size)
