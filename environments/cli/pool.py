@@ -1,4 +1,4 @@
-"""`hermes-rl pool`: which sandboxes there are, what was left behind, whether a provider keeps its promises, how fast."""
+"""`hermes-rl pool`: which sandboxes there are, what was left behind, what a provider keeps of its promises."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench.add_argument("--rounds", type=int, default=100, help="samples per latency (default 100)")
     bench.add_argument("--throughput-s", type=float, default=2.0, help="seconds per throughput sample (default 2)")
     bench.add_argument("--transfer-mb", type=int, default=100, help="size of the transferred file (default 100)")
+    gc.add_argument("--scratch-dir", help="also look for local leftovers here")
     for action in (check, bench):
         action.add_argument(
             "--provider", default="local", help="built-in name, entry point or module:Class (default local)"

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from environments.cli.errors import UsageError
 from sandbox_pool import PoolConfig, SandboxError, SlotPool
-from sandbox_pool.gc import Liveness, collect_orphans
+from sandbox_pool.gc import Liveness, collect_orphans, default_place
 from sandbox_pool.journal import Journal
 from sandbox_pool.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
@@ -92,7 +92,10 @@ def gc(args: argparse.Namespace) -> int:
     journal = Journal(state_dir)
     me = this_process()
     try:
-        report = asyncio.run(collect_orphans(journal, state_dir, me, providers=("local", *args.provider)))
+        places = [default_place(name) for name in args.provider]
+        if args.scratch_dir:
+            places.append(default_place("local", Path(args.scratch_dir)))
+        report = asyncio.run(collect_orphans(journal, state_dir, me, places=places))
         journal.forget_owner(me.tag())
     finally:
         journal.close()
@@ -106,7 +109,7 @@ def gc(args: argparse.Namespace) -> int:
     return 1 if report.left else 0
 
 
-def _config(args: argparse.Namespace, **extra: Any) -> PoolConfig:
+def _config(args: argparse.Namespace) -> PoolConfig:
     options: dict[str, str] = {}
     for text in args.option:
         key, separator, value = text.partition("=")
@@ -121,7 +124,6 @@ def _config(args: argparse.Namespace, **extra: Any) -> PoolConfig:
         "min_isolation": args.min_isolation,
         "scratch_dir": args.scratch_dir,
         "state_dir": args.state_dir,
-        **extra,
     }
     try:
         config = PoolConfig(**fields)
@@ -217,7 +219,8 @@ def bench(args: argparse.Namespace) -> int:
 
     async def measure() -> dict[str, Any]:
         # One slot more than is measured: the snapshot's own lease stays while forks come and go.
-        async with SlotPool.from_config(_config(args, slots_per_host=args.slots + 1)) as pool:
+        config = _config(args).model_copy(update={"slots_per_host": args.slots + 1})
+        async with SlotPool.from_config(config) as pool:
             return await run_bench(pool, plan, lambda text: console.print(f"measuring: {text}", style="dim"))
 
     try:
