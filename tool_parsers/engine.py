@@ -22,25 +22,28 @@ class _Turn:
 
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    """Text and the text of calls, in order."""
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     errors: list[Malformed] = field(default_factory=list)
-    settled: int = 0
-    """How many calls no later text can change."""
 
     def add_text(self, text: str) -> None:
+        self.written.append(text)
         (self.after if self.calls else self.before).append(text)
 
     def add(self, reading: Reading, raw: str, start: int) -> None:
         """Take a reading; what has no readable name stays visible as text."""
-        if not reading.calls:
+        if reading.calls:
+            self.written.append(raw[start : reading.end])
+        else:
             self.add_text(raw[start : reading.end])
         self.calls.extend(reading.calls)
         self.errors.extend(reading.errors)
 
     def restart_after_thinking(self, thought: str) -> None:
         """A closer without opener: all that came before was thinking."""
-        self.before, self.after, self.calls, self.errors = [], [], [], []
+        self.before, self.after, self.written, self.calls, self.errors = [], [], [], [], []
         self.reasoning = [thought]
 
 
@@ -197,11 +200,13 @@ class Engine:
 
     def _assemble(self) -> Parsed:
         turn, form = self.turn, self.form
+        if turn.calls and form.segments is None and not any(call.ok for call in turn.calls):
+            self._keep_text_of_broken_calls()
         before = self._without_structure("".join(turn.before))
         after = self._without_structure("".join(turn.after))
         clean = form.clean or (lambda text: text)
         content, trailing = self._trimmed(before, after)
-        thoughts = [thought.strip("\n") for thought in turn.reasoning]
+        thoughts = [self._without_structure(thought).strip("\n") for thought in turn.reasoning]
         return Parsed(
             content=clean(content),
             trailing=clean(trailing),
@@ -210,10 +215,15 @@ class Engine:
             errors=tuple(turn.errors),
         )
 
+    def _keep_text_of_broken_calls(self) -> None:
+        """With no call that can run, the turn is text: content keeps what the model wrote, calls included."""
+        self.turn.before = self.turn.written
+        self.turn.after = []
+
     def _trimmed(self, before: str, after: str) -> tuple[str, str]:
         if self.turn.reasoning:
             before = before.lstrip("\n")
-        if self.turn.calls:
+        if any(call.ok for call in self.turn.calls):
             if self.form.trim == "strip":
                 before, after = before.strip(), after.strip()
             elif self.form.trim == "newlines":
@@ -232,4 +242,7 @@ class Engine:
 
 def run(form: Format, raw: str, tools: Tools, start: Start | None, strict: bool) -> Parsed:
     """Parse one text in one format."""
-    return Engine(form, Text(raw), tools, start, strict).run()
+    text = Text(raw)
+    if form.adapt is not None:
+        form = form.adapt(text)
+    return Engine(form, text, tools, start, strict).run()

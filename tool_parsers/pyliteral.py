@@ -204,3 +204,13 @@ def _unescaped(match: re.Match[str]) -> str:
         return chr(int(letter, 8))
     # Python keeps an unknown escape as it stands.
     return match.group()
+
+
+def python_value(raw: str) -> Any:
+    """The whole text as one Python literal, or None."""
+    reader = PythonReader(raw, 0, len(raw))
+    try:
+        value = reader.value()
+    except PythonFault:
+        return None
+    return value if reader.peek() == "" and not reader.repairs else None

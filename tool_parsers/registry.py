@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tool_parsers import engine
+from tool_parsers.detect import format_of_template, format_of_text
 from tool_parsers.formats import FORMATS
 from tool_parsers.result import Parsed
 from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Start
+from tool_parsers.text import Text
 
 
 class UnknownParser(ValueError):
@@ -55,16 +57,31 @@ for _form in FORMATS:
         _BY_NAME.setdefault(_key(_alias), _form)
 
 
+def _recognised(text: Text) -> Format:
+    return _BY_NAME[format_of_text(text)]
+
+
+AUTO = Format("auto", None, aliases=("detect",), adapt=_recognised, models="recognised from the markers in the text")
+_BY_NAME["auto"] = AUTO
+
+
 def list_parsers(aliases: bool = False) -> list[str]:
     """The names of all formats, optionally with their aliases."""
-    names = {form.name for form in FORMATS}
+    names = {form.name for form in (*FORMATS, AUTO)}
     if aliases:
         names |= set(_BY_NAME)
     return sorted(names)
 
 
-def get_parser(name: str, *, strict: bool = False) -> Parser:
-    """The parser of this name or alias; `strict=True` turns every repair into an error."""
+def get_parser(name: str | None = None, *, template: str | None = None, strict: bool = False) -> Parser:
+    """The parser of this name or alias, or the one for the source of a chat template.
+
+    `strict=True` turns every repair into an error.
+    """
+    if name is None:
+        if template is None:
+            raise TypeError("get_parser needs a name or a template")
+        name = format_of_template(template) or "plain"
     form = _BY_NAME.get(_key(name))
     if form is None:
         raise UnknownParser(name, difflib.get_close_matches(_key(name), sorted(_BY_NAME), n=3, cutoff=0.5))

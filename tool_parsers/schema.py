@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tool_parsers.jsonread import Decoded, loads
+from tool_parsers.pyliteral import python_value
 
 _ALIASES = {
     "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
@@ -48,7 +49,7 @@ class Tools:
             name = function.get("name") if isinstance(function, Mapping) else None
             if isinstance(name, str) and isinstance(function, Mapping):
                 schema = function.get("parameters") or function.get("input_schema")
-                found[name] = schema if isinstance(schema, Mapping) else {}
+                found[name] = _expanded(schema, schema, 0) if isinstance(schema, Mapping) else {}
         return cls(found, tools is not None)
 
     def declared(self, name: str) -> bool | None:
@@ -58,6 +59,27 @@ class Tools:
     def properties(self, name: str) -> Mapping[str, Any]:
         """The property schemas of one tool ({} when unknown)."""
         return properties_of(self.parameters.get(name, {}))
+
+
+def _expanded(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    """The schema with local references put in place (a few levels deep: recursive schemas end there)."""
+    if depth > _MAX_UNION_DEPTH:
+        return schema
+    if isinstance(schema, list):
+        return [_expanded(item, root, depth + 1) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part, {}) if isinstance(target, Mapping) else {}
+        schema = {**target, **schema} if isinstance(target, Mapping) else schema
+    return {
+        key: _expanded(item, root, depth + 1)
+        for key, item in schema.items()
+        if key not in ("$defs", "definitions", "$ref")
+    }
 
 
 def properties_of(schema: Any) -> Mapping[str, Any]:
@@ -209,6 +231,10 @@ def _container(brackets: str, kind: type) -> Callable[[str, bool], Any]:
         if bare[:1] != brackets:
             return _UNFIT
         outcome = loads(bare)
+        if not (isinstance(outcome, Decoded) and not outcome.repairs) and not or_string:
+            literal = python_value(bare)
+            if isinstance(literal, kind):
+                return literal
         if not isinstance(outcome, Decoded) and '\\"' in bare:
             # Doubly encoded: the model escaped the JSON once more than it should.
             once = loads(f'"{bare}"')

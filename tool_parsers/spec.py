@@ -92,6 +92,8 @@ class Format:
     """For message-structured formats: how to cut the text into segments."""
     clean: Callable[[str], str] | None = None
     """Last touch on content and reasoning (citations, for instance)."""
+    adapt: Callable[[Text], Format] | None = None
+    """For formats whose markers depend on the text: gives the format to parse this text with."""
     models: str = ""
     """Which models write it."""
 

@@ -41,6 +41,11 @@ def mistral_name(header: str) -> str:
     return header.split("[CALL_ID]")[0].strip()
 
 
+def solar_name(header: str) -> str:
+    """The name behind the call id."""
+    return header.rsplit("<|tool_call:name|>", 1)[-1].strip()
+
+
 FORMATS = (
     Format(
         "deepseek_v3",
@@ -110,6 +115,14 @@ FORMATS = (
         reasoning=None,
         segments=harmony,
         models="gpt-oss",
+    ),
+    Format(
+        "solar_open",
+        Headed(("<|tool_call:begin|>",), ("<|tool_call:args|>",), ("<|tool_call:end|>",), name=solar_name),
+        aliases=("solar",),
+        structure=("<|tool_calls|>", "<|calls|>", "<|end|>", "<|begin|>assistant"),
+        reasoning=Reasoning(("<|think|>",), ("<|end|>",), orphan_closer=False),
+        models="Solar Open",
     ),
     Format(
         "plamo3",

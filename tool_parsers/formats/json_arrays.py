@@ -93,10 +93,4 @@ FORMATS = (
         reasoning=Reasoning(("<|inner_prefix|>",), ("<|inner_suffix|>",)),
         models="Apertus",
     ),
-    Format(
-        "solar_open",
-        JsonCalls(("<|tool_calls|>",), ("<|/tool_calls|>",)),
-        aliases=("solar",),
-        models="Solar Open",
-    ),
 )

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import lru_cache
 
 from tool_parsers.readers.pairs import Pairs
 from tool_parsers.spec import THINK_IMPLICIT, Format, Reasoning
+from tool_parsers.text import Text
 
 _GLM = Pairs()
+
+_SUFFIXED = re.compile(r"</?(?:tool_calls?|think|arg_key|arg_value)(:[0-9A-Za-z_\-]{1,32})>")
+
+
+def with_suffix_of(text: Text) -> Format:
+    """Hunyuan's markers carry a suffix per checkpoint (`<tool_call:6124c78e>`): take it from the text."""
+    match = text.search(_SUFFIXED)
+    return _hunyuan(match.group(1) if match else "")
+
+
+@lru_cache(maxsize=64)
+def _hunyuan(suffix: str) -> Format:
+    def tags(name: str) -> tuple[str, str]:
+        return f"<{name}{suffix}>", f"</{name}{suffix}>"
+
+    opener, closer = tags("tool_call")
+    think, end_think = tags("think")
+    return Format(
+        "hy_v3",
+        Pairs(opener, closer, tags("arg_key"), tags("arg_value"), separator=f"<tool_sep{suffix}>"),
+        reasoning=Reasoning(tuple({think, "<think>"}), tuple({end_think, "</think>"})),
+        structure=tags("tool_calls"),
+    )
+
 
 FORMATS = (
     Format(
@@ -23,12 +50,9 @@ FORMATS = (
         aliases=("iquest",),
         models="IQuest Q1",
     ),
+    Format("hy_v3", _GLM, aliases=("hunyuan_v3", "hy3"), adapt=with_suffix_of, models="Hunyuan 3"),
     Format(
-        "hy_v3",
-        replace(_GLM, separator="<tool_sep>"),
-        aliases=("hunyuan_v3", "hy3"),
-        structure=("<tool_calls>", "</tool_calls>"),
-        models="Hunyuan 3",
+        "hy_v4", _GLM, aliases=("hunyuan_v4", "hy4"), adapt=with_suffix_of, models="Hunyuan 4 (markers with a suffix)"
     ),
     Format(
         "k2_horizon",

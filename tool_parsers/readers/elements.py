@@ -135,7 +135,7 @@ class Elements:
         """Elements named `item` are a list, everything else an object; a repeated key gathers its values."""
         allowed = types_of(schema)
         only_items = bool(found) and all(key == self.item for key, _ in found)
-        if depth and (allowed == {"array"} or (only_items and "object" not in allowed)):
+        if depth and (allowed == {"array"} or (only_items and self.item not in properties_of(schema))):
             return [value for _, value in found]
         collected: dict[str, Any] = {}
         repeated: set[str] = set()
