@@ -100,7 +100,7 @@ class Engine:
     def _calls(self, place: int, end: int, *, thinking: bool) -> None:
         """Read text and calls from `place` to `end`, entering thinking blocks where they open."""
         text_from = place
-        while place < end:
+        while place < end and not self.scan.exhausted:
             call = self._next_call(place)
             opened, opener = self._next_thought(place) if thinking else (-1, "")
             if thinking and self._orphan_closer(place, call, opened):
@@ -111,6 +111,7 @@ class Engine:
             elif call >= 0:
                 reading = self.form.reader.read(self.scan, call) if self.form.reader else None
                 if reading is None or reading.end <= call:
+                    self.scan.misses += 1
                     place = call + 1
                     continue
                 self.turn.add_text(self.text.raw[text_from:call])
@@ -118,6 +119,9 @@ class Engine:
                 place = text_from = reading.end
             else:
                 break
+        if self.scan.exhausted and place < end:
+            message = "The text repeats broken calls; what follows was not read."
+            self.turn.errors.append(Malformed(message, "", (place, end)))
         self.turn.add_text(self.text.raw[text_from:end])
 
     def _next_call(self, place: int) -> int:
@@ -169,10 +173,12 @@ class Engine:
 
     def _closer(self, inside: int) -> tuple[int, str]:
         """The closer of a thinking block; one inside the arguments of a finished call is data."""
-        assert self.form.reasoning is not None and self.form.reader is not None
+        assert self.form.reasoning is not None
         closer, marker = self.text.first(self.form.reasoning.closers, inside)
-        place = inside
-        while closer >= 0:
+        if self.form.reader is None:
+            return closer, marker
+        place, faults = inside, self.scan.faults
+        while closer >= 0 and not self.scan.exhausted:
             call = self._next_call(place)
             if call < 0 or call > closer:
                 break
@@ -181,6 +187,7 @@ class Engine:
             finished = reading is not None and reading.calls and all(c.ok and c.complete for c in reading.calls)
             if finished and place > closer:
                 closer, marker = self.text.first(self.form.reasoning.closers, place)
+        self.scan.faults = faults
         return closer, marker
 
     def _ends_in_calls(self, call: int) -> bool:
@@ -190,6 +197,7 @@ class Engine:
         while call >= 0:
             reading = self.form.reader.read(self.scan, call)
             if reading is None or reading.end <= call or not all(c.ok for c in reading.calls) or not reading.calls:
+                self.scan.faults = 0
                 return False
             following = self._next_call(reading.end)
             rest.append(self.text.raw[reading.end : following if following >= 0 else self.text.length])

@@ -165,8 +165,8 @@ def _region_end(scan: Scan, place: int, stops: tuple[str, ...], closers: tuple[s
 def _not_an_object(scan: Scan, place: int, name: str, stops: tuple[str, ...], closers: tuple[str, ...]) -> Arguments:
     stop, end, closed = _region_end(scan, place, stops, closers)
     body = scan.text.raw[place:stop].strip(" \n`")
-    if not body and (closed or stop < scan.end):
-        return Arguments({}, end, complete=closed)
+    if not body and closed:
+        return Arguments({}, end)
     if not body:
         return Arguments({}, end, error=f"The call `{name}` was cut off before its arguments.", complete=False)
     if body == "null":

@@ -74,7 +74,7 @@ class JsonCalls:
         place = inside
         while True:
             place = self._skip_between(scan, place, body)
-            if place < scan.end and raw[place] == "{":
+            if place < scan.end and raw[place] == "{" and not scan.exhausted:
                 place = self._object(scan, place, body)
                 continue
             closer = next((c for c in self.closers if text.at(c, place)), "")

@@ -52,7 +52,7 @@ class PythonCalls:
         while True:
             separators = _SEPARATORS.match(scan.text.raw, place, scan.end)
             at = separators.end() if separators else place
-            if not _CALL_AHEAD.match(scan.text.raw, at, scan.end):
+            if scan.exhausted or not _CALL_AHEAD.match(scan.text.raw, at, scan.end):
                 break
             place = self._one(scan, at, reading)
             if not opener and scan.text.at("]", scan.text.skip_blanks(place)):

@@ -51,6 +51,8 @@ class Tagged:
     """Whether the template writes one newline on each side of a value."""
     untyped: Untyped = "text"
     """What to do with a value whose schema says nothing."""
+    marker: str = ""
+    """The literal that every function tag begins with."""
     json_body: bool = False
     """Whether a call's body may be one JSON object instead of parameters."""
     json_calls: bool = False
@@ -140,15 +142,33 @@ class Tagged:
 
     def _parameters(self, scan: Scan, call: _Call, place: int) -> int:
         properties = scan.tools.properties(call.name)
-        while (parameter := self.parameter.match(scan.text.raw, scan.text.skip_blanks(place), scan.end)) is not None:
+        while True:
+            at = scan.text.skip_blanks(place)
+            simple = self.simple_parameter.match(scan.text.raw, at, scan.end)
+            if simple is not None:
+                self._store(call, simple, simple.group("simple_value"), properties)
+                place = simple.end()
+                continue
+            parameter = self.parameter.match(scan.text.raw, at, scan.end)
+            if parameter is None:
+                return place
             place = self._parameter(scan, call, parameter, properties)
-        return place
+
+    @cached_property
+    def simple_parameter(self) -> re.Pattern[str]:
+        """A parameter without any tag in its value, taken in one step; the long way gives the same outcome."""
+        ends = "|".join(re.escape(end) for end in self.function_ends)
+        structure = f"(?={self.parameter.pattern}|{ends})".replace("?P<", "?P<n_")
+        first = re.escape(self.parameter_end[0])
+        return re.compile(
+            rf"{self.parameter.pattern}(?P<simple_value>[^{first}<]*+){re.escape(self.parameter_end)}\s*+{structure}"
+        )
 
     def _json_arguments(self, scan: Scan, call: _Call, place: int) -> int:
         body = scan.text.skip_blanks(place)
         if not self.json_body or scan.text.raw[body : body + 1] != "{":
             return place
-        outcome = decode(scan.text, body, self.function_ends + self.closers, scan.end)
+        outcome = decode(scan.text, body, (*self.function_ends, *self.closers, *self.openers, self.marker), scan.end)
         if isinstance(outcome, Fault):
             call.error = f"The arguments of `{call.name}` are not valid JSON: {outcome.message}."
             return place
@@ -161,16 +181,19 @@ class Tagged:
         end, place = self._value_end(scan, begin, properties)
         if end == scan.end and place == end and call.error is None:
             call.error = f"The call `{call.name}` was cut off inside its parameter `{key}`."
+        self._store(call, parameter, scan.text.raw[begin:end], properties)
+        return place
+
+    def _store(self, call: _Call, parameter: re.Match[str], value: str, properties: Mapping[str, Any]) -> None:
+        key = self._attribute(parameter.group("key"))
         if key in call.arguments and self.duplicates_are_errors:
             call.error = f"The parameter `{key}` of `{call.name}` is given twice."
-        value = scan.text.raw[begin:end]
         if self.trim_newline:
             value = _without_template_newlines(value)
         if self.decode_value is not None:
             value = self.decode_value(value)
         kind = parameter.groupdict().get("type")
         call.arguments[key] = self._typed(value, kind, properties.get(key))
-        return place
 
     def _value_end(self, scan: Scan, begin: int, properties: Mapping[str, Any]) -> tuple[int, int]:
         """Where the value ends and where reading goes on; both the region's end when it was cut off."""
@@ -241,7 +264,7 @@ class Tagged:
                 end = place
         if junk.strip():
             call.error = f"The call `{call.name}` has text where a parameter was expected: {junk.strip()[:40]!r}."
-        elif following < 0 and stop < 0 and not call.arguments:
+        elif not call.arguments and (stop < 0 or 0 <= following < stop):
             call.error = f"The call `{call.name}` was cut off before it was complete."
         return end
 
