@@ -56,6 +56,9 @@ class Engine:
         self.start = start
         self.scan = Scan(text, tools, text.length, strict)
         self.turn = _Turn()
+        self._certain = True
+        """Whether everything read so far would be read the same with more text behind it."""
+        self._settled: tuple[list[ToolCall], int] = ([], 0)
 
     def run(self) -> Parsed:
         """Parse the whole text."""
@@ -65,6 +68,24 @@ class Engine:
         else:
             self._thinking_and_calls()
         return self._assemble()
+
+    def settled(self, *, resumed: bool) -> tuple[list[ToolCall], int]:
+        """The calls no later text can change, and where the last of them ends; `resumed` when calls came before."""
+        if resumed:
+            self.turn.reasoning.append("")
+            self._calls(0, self.text.length, thinking=self.form.reasoning is not None)
+        else:
+            self._thinking_and_calls()
+        return self._settled
+
+    def _settle(self, reading: Reading) -> None:
+        """A reading is certain when it needed no guessing and text that is not its own follows it."""
+        clean = not reading.errors and all(c.ok and c.complete and not c.repaired for c in reading.calls)
+        followed = self.text.skip_blanks(reading.end) < self.text.length
+        self._certain = self._certain and clean and followed
+        if self._certain:
+            self._settled[0].extend(reading.calls)
+            self._settled = (self._settled[0], reading.end)
 
     # -- message-structured formats
 
@@ -112,10 +133,12 @@ class Engine:
                 reading = self.form.reader.read(self.scan, call) if self.form.reader else None
                 if reading is None or reading.end <= call:
                     self.scan.misses += 1
+                    self._certain = False
                     place = call + 1
                     continue
                 self.turn.add_text(self.text.raw[text_from:call])
                 self.turn.add(reading, self.text.raw, call)
+                self._settle(reading)
                 place = text_from = reading.end
             else:
                 break
@@ -164,6 +187,7 @@ class Engine:
         if closer >= 0:
             self.turn.reasoning.append(self.text.raw[inside:closer])
             return closer + len(marker)
+        self._certain = False
         call = self._next_call(inside)
         if call >= 0 and (reasoning.implicit_end or self._ends_in_calls(call)):
             self.turn.reasoning.append(self.text.raw[inside:call])

@@ -20,7 +20,7 @@ from tool_parsers.pyliteral import python_value
 _ALIASES = {
     "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
     "int": "integer", "int32": "integer", "int64": "integer", "uint": "integer", "long": "integer", "short": "integer",
-    "float": "number", "float32": "number", "float64": "number", "double": "number", "decimal": "number", "num": "number",
+    "float": "number", "float32": "number", "float64": "number", "double": "number", "decimal": "number",
     "bool": "boolean", "binary": "boolean",
     "dict": "object", "map": "object", "struct": "object",
     "list": "array", "tuple": "array", "set": "array", "arr": "array",

@@ -24,6 +24,9 @@ class Keys:
     arguments_required: bool = False
 
 
+DEFAULT_KEYS = Keys()
+
+
 @dataclass(frozen=True)
 class Shape:
     """A call as its object says it; `error` tells what is missing."""

@@ -54,7 +54,7 @@ def verdict(rec, content, calls, reasoning=None, strict=False):
         bad.append(f"{len(calls)} calls, expected {len(exp)}")
     if cnt in ("both", "max") and len(calls) > len(exp):
         bad.append(f"{len(calls)} calls, expected {len(exp)}")
-    for (n, ar), e in zip(calls, exp):
+    for (n, ar), e in zip(calls, exp, strict=False):
         if a.get("names") and n != e["name"]:
             bad.append(f"name {n!r} != {e['name']!r}")
         if a.get("args", "none") != "none":

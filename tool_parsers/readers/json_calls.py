@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tool_parsers.jsonread import Fault, decode
-from tool_parsers.shapes import Keys, name_in, shape_of
+from tool_parsers.shapes import DEFAULT_KEYS, Keys, name_in, shape_of
 from tool_parsers.spec import Reading, Scan
 
 _FENCE = re.compile(r"```[a-zA-Z_]{0,16}+[ \t]*+")
@@ -38,7 +38,7 @@ class JsonCalls:
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
-    keys: Keys = Keys()
+    keys: Keys = DEFAULT_KEYS
     needs: str = "{["
     """What must follow the opener for it to be an opener at all; '' when the opener alone is proof."""
     prefix: re.Pattern[str] | None = None

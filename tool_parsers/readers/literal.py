@@ -140,11 +140,17 @@ class Literal:
             end = self._region_end(scan, start + max(len(opener), 1))
             return Reading(end, errors=[scan.malformed("A call began but names no function.", (start, end))])
         name = header.group(1).removeprefix("call:").lstrip(":")
-        cursor = _Cursor(scan, header.end(), self.quote)
+        return self.read_named(scan, start, name, header.end())
+
+    def read_named(self, scan: Scan, start: int, name: str, inside: int) -> Reading:
+        """Read the arguments of a call whose name is known; they begin at `inside`."""
+        cursor = _Cursor(scan, inside, self.quote)
         try:
+            if cursor.peek() != "{":
+                raise _LiteralFault("expected '{'", cursor.peek() == "")
             arguments = cursor.object(scan.tools.properties(name), 0)
         except _LiteralFault as fault:
-            return self._broken(scan, start, name, header.end(), fault)
+            return self._broken(scan, start, name, inside, fault)
         after = scan.text.skip_blanks(cursor.place)
         complete = scan.text.at(self.closer, after)
         end = after + len(self.closer) if complete else cursor.place

@@ -143,7 +143,8 @@ class Pairs:
         limit = min((p for p in (key, end) if 0 <= p < scan.end), default=-1)
         if limit >= 0 and (any_closer < 0 or limit < any_closer):
             return limit, limit
-        if 0 <= closer < scan.end:
+        another = scan.find(self.opener, limit) if 0 <= limit < closer else -1
+        if 0 <= closer < scan.end and not 0 <= another < closer:
             return closer, closer + len(self.value[1])
         return (limit, limit) if limit >= 0 else (-1, -1)
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from tool_parsers.jsonread import Decoded, Fault, decode, loads
 from tool_parsers.readers.json_calls import JsonCalls
 from tool_parsers.schema import as_text, fitted, json_or_text, typed, types_of
-from tool_parsers.shapes import Keys
 from tool_parsers.spec import Reading, Scan, Segment
 
 Untyped = Literal["text", "json"]
@@ -115,7 +114,7 @@ class Tagged:
         if not opener:
             return None
         if self.json_calls and scan.text.raw[place : place + 1] in ("{", "["):
-            return JsonCalls((opener,), self.closers, Keys()).read_body(scan, start, place)
+            return JsonCalls((opener,), self.closers).read_body(scan, start, place)
         closer, marker = scan.first(self.closers, place)
         following = self.find(scan, start + len(opener))
         if closer >= 0 and (following < 0 or closer < following):
@@ -179,6 +178,8 @@ class Tagged:
         key = self._attribute(parameter.group("key"))
         begin = parameter.end()
         end, place = self._value_end(scan, begin, properties)
+        if end == place:
+            call.repaired = (*call.repaired, "missing_closer")
         if end == scan.end and place == end and call.error is None:
             call.error = f"The call `{call.name}` was cut off inside its parameter `{key}`."
         self._store(call, parameter, scan.text.raw[begin:end], properties)
@@ -207,11 +208,18 @@ class Tagged:
         limit = min((place for place in candidates if place < scan.end), default=-1)
         if limit >= 0 and (any_closer < 0 or limit < any_closer):
             return limit, limit
-        if 0 <= closer < scan.end:
+        if 0 <= closer < scan.end and not self._call_between(scan, limit, closer):
             return closer, closer + len(self.parameter_end)
         if limit >= 0:
             return limit, limit
         return scan.end, scan.end
+
+    def _call_between(self, scan: Scan, limit: int, closer: int) -> bool:
+        """Whether the closer found belongs to a later call: this one ended at `limit` without its own."""
+        if not 0 <= limit < closer:
+            return False
+        following = scan.text.search(self.function, limit)
+        return following is not None and following.start() < closer
 
     def _next_parameter(self, scan: Scan, begin: int, before: int, properties: Mapping[str, Any]) -> list[int]:
         """Where the next parameter opens although this one was not closed; a tag the schema does not know is data."""
