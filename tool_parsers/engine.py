@@ -253,6 +253,8 @@ class Engine:
         self.turn.after = []
 
     def _trimmed(self, before: str, after: str) -> tuple[str, str]:
+        if self.form.joined:
+            before, after = before + after, ""
         if self.turn.reasoning:
             before = before.lstrip("\n")
         if any(call.ok for call in self.turn.calls):
@@ -262,8 +264,6 @@ class Engine:
                 before, after = before.strip("\n"), after.strip("\n")
             else:
                 before = before.removesuffix(self.form.trim_exactly)
-        if self.form.joined:
-            before, after = before + after, ""
         return (before if before.strip() else ""), (after if after.strip() else "")
 
     def _without_structure(self, text: str) -> str:

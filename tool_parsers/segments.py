@@ -91,7 +91,7 @@ def _message_end(text: Text, body: int, marks: re.Pattern[str]) -> tuple[int, bo
     mark = text.search(marks, body)
     while mark is not None and mark.re is _HARMONY and mark.group(1) in ("message", "constrain"):
         mark = text.search(marks, mark.end())
-    return (mark.start(), True) if mark is not None else (text.length, True)
+    return (mark.start(), True) if mark is not None else (text.length, False)
 
 
 def _json_message_end(text: Text, body: int, marks: re.Pattern[str]) -> tuple[int, bool]:
@@ -132,8 +132,8 @@ def functionary(text: Text, start: Start | None) -> list[Segment]:
         body = place
         end, _ = _message_end(text, body, _SECTION)
         if name != "all":
-            end, _ = _json_message_end(text, body, _SECTION)
-            found.append(Segment("call", body, end, name, opened))
+            end, closed = _json_message_end(text, body, _SECTION)
+            found.append(Segment("call", body, end, name, opened, closed))
         else:
             found.append(Segment("content", body, end))
         mark = text.search(_SECTION, end)

@@ -172,7 +172,7 @@ FORMATS = (
         "beam",
         Tagged(
             function=re.compile(r"<rfl:invoke name=\"(?P<name>[^\"<>\n]{1,256})\">"),
-            function_ends=("</rfl:invoke>",),
+            function_ends=("<|call|>", "<|end|>", "<|return|>", "</rfl:invoke>"),
             parameter=re.compile(rf"<rfl:parameter name={_attribute('key')}\s{{0,8}}>"),
             parameter_end="</rfl:parameter>",
             trim_newline=True,
@@ -189,7 +189,8 @@ FORMATS = (
             function=re.compile(r"<\|open\|>call tool=\"(?P<name>[^\"<>\n]{1,256})\"[^<>\n]{0,64}<\|sep\|>"),
             function_ends=("<|close|>call<|sep|>",),
             parameter=re.compile(
-                r"<\|open\|>argument key=\"(?P<key>[^\"<>\n]{1,256})\"(?: type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
+                r"<\|open\|>argument key=\"(?P<key>[^\"<>\n]{1,256})\""
+                r"(?: type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
             ),
             parameter_end="<|close|>argument<|sep|>",
             openers=("<|open|>tools<|sep|>",),

@@ -63,9 +63,8 @@ class Headed:
         _, opener = scan.first(self.openers, start)
         inside = start + len(opener)
         first = scan.text.skip_blanks(inside)
-        if self.arrays is not None and first < scan.end and scan.text.raw[first] in "[{":
-            if self._array_follows(scan, first):
-                return self.arrays.read_body(scan, start, inside)
+        if self.arrays is not None and self._array_follows(scan, first):
+            return self.arrays.read_body(scan, start, inside)
         header, place = self._header(scan, inside)
         if place < 0:
             return self._headless(scan, start, inside)
@@ -79,8 +78,9 @@ class Headed:
         return self._reading(scan, start, name, header, arguments)
 
     def _array_follows(self, scan: Scan, first: int) -> bool:
-        """A `[` that opens `[ARGS]` is not an array."""
-        return not any(scan.text.at(separator, first) for separator in self.separators)
+        """Whether JSON stands there; a `[` that opens `[ARGS]` is not an array."""
+        json = first < scan.end and scan.text.raw[first] in "[{"
+        return json and not any(scan.text.at(separator, first) for separator in self.separators)
 
     def _header(self, scan: Scan, inside: int) -> tuple[str, int]:
         """The header and where the arguments begin, or ('', -1)."""
@@ -165,7 +165,7 @@ def _region_end(scan: Scan, place: int, stops: tuple[str, ...], closers: tuple[s
 def _not_an_object(scan: Scan, place: int, name: str, stops: tuple[str, ...], closers: tuple[str, ...]) -> Arguments:
     stop, end, closed = _region_end(scan, place, stops, closers)
     body = scan.text.raw[place:stop].strip(" \n`")
-    if not body and closed:
+    if not body and closed and stop < scan.end:
         return Arguments({}, end)
     if not body:
         return Arguments({}, end, error=f"The call `{name}` was cut off before its arguments.", complete=False)
@@ -188,11 +188,13 @@ def read_arguments(scan: Scan, segment: Segment) -> Reading:
     outer, scan.end = scan.end, segment.end
     arguments = read_json_arguments(scan, segment.start, segment.name, (), ())
     scan.end = outer
+    if segment.closed and not scan.text.raw[segment.start : segment.end].strip():
+        arguments = Arguments({}, segment.end)
     call = scan.call(
         segment.name,
         arguments.value,
         (segment.opened, segment.end),
-        complete=arguments.complete and segment.closed,
+        complete=arguments.complete,
         repaired=arguments.repaired,
         error=arguments.error,
     )

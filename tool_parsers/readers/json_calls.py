@@ -107,8 +107,10 @@ class JsonCalls:
     def _skip_between(self, scan: Scan, place: int, body: _Body) -> int:
         """Over blanks, separators, array brackets and fences."""
         raw = scan.text.raw
+        opener, _ = scan.first(self.openers, place)
+        end = opener if opener >= 0 else scan.end
         while True:
-            match = _BETWEEN.match(raw, place, scan.end)
+            match = _BETWEEN.match(raw, place, end)
             skipped = match.group() if match else ""
             if not self.closers and body.arrays + skipped.count("[") <= skipped.count("]") and "]" in skipped:
                 # Without a closing tag the array's own end is the end: what follows is text.
@@ -172,6 +174,9 @@ class JsonCalls:
         reading = body.reading
         complete = bool(closer) or not self.closers
         end = place + len(closer) if closer else body.last
+        after = scan.text.skip_blanks(end)
+        if body.fenced and not closer and scan.text.at("```", after):
+            end = after + 3
         if not closer and self.closers:
             end, complete = self._look_for_closer(scan, place)
             if end > place and scan.text.raw[place : end - 1].strip() and not reading.calls:

@@ -101,6 +101,8 @@ class Tagged:
         outer, scan.end = scan.end, segment.end
         call = _Call(segment.name, segment.opened, {}, closed=True)
         place = self._parameters(scan, call, self._json_arguments(scan, call, segment.start))
+        if not call.arguments and call.error is None and not segment.closed:
+            call.error = f"The call `{call.name}` was cut off before its arguments."
         if call.error is None and scan.text.raw[place : segment.end].strip():
             call.error = f"The call `{call.name}` has text where a parameter was expected."
         scan.end = outer
