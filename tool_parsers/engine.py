@@ -15,6 +15,9 @@ from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Reading, Scan, Segment, Start
 from tool_parsers.text import Text
 
+LONGEST_MARKER = 128
+"""No marker of any format is longer: with this much text behind a call, its closer is there or never will be."""
+
 
 @dataclass
 class _Turn:
@@ -79,9 +82,9 @@ class Engine:
         return self._settled
 
     def _settle(self, reading: Reading) -> None:
-        """A reading is certain when it needed no guessing and text that is not its own follows it."""
+        """A reading is certain when it needed no guessing and enough follows it to show that nothing more belongs to it."""
         clean = not reading.errors and all(c.ok and c.complete and not c.repaired for c in reading.calls)
-        followed = self.text.skip_blanks(reading.end) < self.text.length
+        followed = self.text.length - self.text.skip_blanks(reading.end) >= LONGEST_MARKER
         self._certain = self._certain and clean and followed
         if self._certain:
             self._settled[0].extend(reading.calls)

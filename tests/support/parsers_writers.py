@@ -14,6 +14,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "write_file",
+            "description": "Write a file.",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -23,12 +24,23 @@ TOOLS = [
                     "ratio": {"type": "number"},
                     "flag": {"type": "boolean"},
                     "tags": {"type": "array", "items": {"type": "string"}},
-                    "options": {"type": "object"},
+                    "options": {
+                        "type": "object",
+                        "properties": {"a": {"type": "boolean"}, "b": {"type": "array", "items": {"type": "string"}}},
+                    },
                 },
+                "required": ["path"],
             },
         },
     },
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {
+            "name": "now",
+            "description": "The time.",
+            "parameters": {"type": "object", "properties": {}, "required": []},
+        },
+    },
 ]
 
 
