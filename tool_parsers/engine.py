@@ -32,6 +32,7 @@ class _Turn:
     errors: list[Malformed] = field(default_factory=list)
 
     def add_text(self, text: str) -> None:
+        """Take text: content before the first call, trailing after it."""
         self.written.append(text)
         (self.after if self.calls else self.before).append(text)
 
@@ -82,7 +83,7 @@ class Engine:
         return self._settled
 
     def _settle(self, reading: Reading) -> None:
-        """A reading is certain when it needed no guessing and enough follows it to show that nothing more belongs to it."""
+        """A reading is certain when it needed no guessing and enough text follows to show that it has ended."""
         clean = not reading.errors and all(c.ok and c.complete and not c.repaired for c in reading.calls)
         followed = self.text.length - self.text.skip_blanks(reading.end) >= LONGEST_MARKER
         self._certain = self._certain and clean and followed
@@ -278,6 +279,6 @@ class Engine:
 def run(form: Format, raw: str, tools: Tools, start: Start | None, strict: bool) -> Parsed:
     """Parse one text in one format."""
     text = Text(raw)
-    if form.adapt is not None:
+    while form.adapt is not None:
         form = form.adapt(text)
     return Engine(form, text, tools, start, strict).run()

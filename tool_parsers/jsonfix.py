@@ -15,7 +15,9 @@ _TOKEN = re.compile(
 )
 _STRUCTURE = re.compile(r"\s*+(?:[,:}\]]|\Z)")
 _NOT_IN_STRING = re.compile(r"[{}\[\]\n]")
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\"|[\x00-\x1f]", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\"|[\x00-\x1f]", re.DOTALL
+)
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _CLOSER = {"{": "}", "[": "]"}
 MAX_DEPTH = 100
@@ -44,6 +46,7 @@ class _Fixer:
         self.fixed = Fixed()
 
     def run(self) -> Fixed:
+        """Rewrite token by token until the value is closed or the window ends."""
         at = 0
         while at < len(self.window):
             token = _TOKEN.match(self.window, at)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tool_parsers.engine import Engine
+from tool_parsers.engine import Engine, run
 from tool_parsers.result import Parsed, ToolCall
 from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Start
@@ -50,8 +50,4 @@ class Stream:
 
     def finish(self) -> Parsed:
         """The whole turn."""
-        form = self._form
-        text = Text(self._text)
-        if form.adapt is not None:
-            form = form.adapt(text)
-        return Engine(form, text, self._tools, self._start, self._strict).run()
+        return run(self._form, self._text, self._tools, self._start, self._strict)

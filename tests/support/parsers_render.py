@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import cache
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def turn(path: Path, calls: list[Call], *, as_text: bool) -> str:
         ],
     }
     with_calls = _render(path, [*CONVERSATION, message])
-    return with_calls[len(os.path.commonprefix([with_calls, _render(path, CONVERSATION)])) :]
+    return with_calls[len(commonpath([with_calls, _render(path, CONVERSATION)])) :]
 
 
 @cache

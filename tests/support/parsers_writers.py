@@ -1,5 +1,7 @@
 """Writes calls the way each model does, so that one hazard can be tried on every format."""
 
+# ruff: noqa: E501 - markers and cases stand on one line each
+
 from __future__ import annotations
 
 import json
@@ -237,7 +239,7 @@ WRITERS = [
     Writer("hy_v3", tagged(("<tool_call>NAME<tool_sep>\n", "</tool_call>\n"), ("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"), "<tool_calls>\n", "</tool_calls>"), ("</arg_value>", "</tool_call>", "</tool_calls>"), "<tool_call>{}</tool_call>"),
     Writer("hy_v4", tagged(("<tool_call:6124c78e>NAME<tool_sep:6124c78e>\n", "</tool_call:6124c78e>\n"), ("<arg_key:6124c78e>KEY</arg_key:6124c78e>\n<arg_value:6124c78e>", "</arg_value:6124c78e>\n"), "<tool_calls:6124c78e>\n", "</tool_calls:6124c78e>"), ("</arg_value:6124c78e>", "</tool_call:6124c78e>"), "<tool_call:6124c78e>{}</tool_call:6124c78e>", think=("<think:6124c78e>", "</think:6124c78e>")),
     Writer("k2_horizon", tagged(("<ifm|tool_call>NAME\n", "</ifm|tool_call>\n"), ("<ifm|arg_key>KEY</ifm|arg_key>\n<ifm|arg_value>", "</ifm|arg_value>\n"), "<ifm|tool_calls>\n", "</ifm|tool_calls>"), ("</ifm|arg_value>", "</ifm|tool_call>"), "<ifm|tool_call>{}</ifm|tool_call>", think=("<ifm|think>", "</ifm|think>"), joined=True),
-    Writer("pythonic", python("", ""), ("]", ")", "[f(a=1)]"), "", joined=True),
+    Writer("pythonic", python("<|python_start|>", "<|python_end|>"), ("]", ")", "[f(a=1)]"), "", joined=True),
     Writer("llama4_pythonic", python("<|python_start|>", "<|python_end|>"), ("<|python_end|>", ")]"), "<|python_start|>[write_file(path=)]<|python_end|>", joined=True),
     Writer("olmo3", python("<function_calls>", "</function_calls>"), ("</function_calls>",), "<function_calls>[write_file(path=)]</function_calls>"),
     Writer("lfm2", python("<|tool_call_start|>", "<|tool_call_end|>"), ("<|tool_call_end|>", ")]"), "<|tool_call_start|>[write_file(path=)]<|tool_call_end|>"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.parsers_corpus import complaints, records, refused, table
+from support.parsers_formats_table import formats_table
 
 FORMATS = Path(__file__).resolve().parents[2] / "tool_parsers" / "FORMATS.md"
 
@@ -29,3 +30,7 @@ def test_refused_cases_are_few_and_their_reasons_published() -> None:
 
 def test_the_published_table_is_true() -> None:
     assert table() in FORMATS.read_text()
+
+
+def test_the_published_list_of_formats_is_true() -> None:
+    assert formats_table() in FORMATS.read_text()

@@ -1,5 +1,7 @@
 """The repair ladder: what is repaired, under which name, and what is refused."""
 
+# ruff: noqa: E501 - markers and cases stand on one line each
+
 from __future__ import annotations
 
 import json
@@ -63,7 +65,7 @@ def test_strict_leaves_valid_calls_alone() -> None:
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_numbers_that_are_not_json_are_refused(word: str) -> None:
-    call = call_of('{"name": "f", "arguments": {"a": %s}}' % word)
+    call = call_of(f'{{"name": "f", "arguments": {{"a": {word}}}}}')
     assert call.error
     assert "not a JSON value" in call.error
     assert call.arguments == {}
@@ -93,7 +95,7 @@ def test_arguments_beyond_repair_give_an_error_with_the_name(body: str) -> None:
     "arguments", ['"arguments": null', '"arguments": ""', '"parameters": {}', '"args": {}', '"x": 1']
 )
 def test_empty_arguments_in_any_spelling_are_an_empty_object(arguments: str) -> None:
-    assert call_of('{"name": "f", %s}' % arguments).arguments == {}
+    assert call_of(f'{{"name": "f", {arguments}}}').arguments == {}
 
 
 def test_openai_shaped_calls_are_read() -> None:

@@ -1,5 +1,7 @@
 """Typing of text values from a schema."""
 
+# ruff: noqa: E501 - markers and cases stand on one line each
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,7 @@
 """Streaming: the same outcome as parsing the whole text, however it is split."""
 
+# ruff: noqa: E501 - markers and cases stand on one line each
+
 from __future__ import annotations
 
 import random

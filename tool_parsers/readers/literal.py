@@ -32,10 +32,12 @@ class _Cursor:
     quote: str
 
     def peek(self) -> str:
+        """The next non-blank character ('' at the end)."""
         self.place = min(self.scan.text.skip_blanks(self.place), self.scan.end)
         return self.scan.text.raw[self.place] if self.place < self.scan.end else ""
 
     def value(self, schema: Any, depth: int = 0) -> Any:
+        """Take one value."""
         if depth > _MAX_DEPTH:
             raise _LiteralFault("nested too deeply", False)
         first = self.peek()

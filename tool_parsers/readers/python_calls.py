@@ -96,7 +96,7 @@ class PythonCalls:
             end = closer + len(marker)
         if not reading.calls:
             return self._empty(scan, start, end, opener)
-        if not opener and not listed:
+        if not opener and not (listed and self._stands_alone(scan, start, end)):
             return None
         last = reading.calls[-1]
         complete = last.complete and bool(closed or not opener or not self.closers or listed)
@@ -106,6 +106,13 @@ class PythonCalls:
         )
         reading.end = end
         return reading
+
+    @staticmethod
+    def _stands_alone(scan: Scan, start: int, end: int) -> bool:
+        """A bare list is a call at the beginning or the end of the text; inside a sentence it is an example."""
+        text = scan.text
+        after = text.skip_blanks(end)
+        return text.skip_blanks(0) >= start or after >= scan.end or text.at("<|", after)
 
     @staticmethod
     def _empty(scan: Scan, start: int, end: int, opener: str) -> Reading | None:

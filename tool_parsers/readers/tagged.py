@@ -228,7 +228,9 @@ class Tagged:
         before = before if before >= 0 else scan.end
         match = scan.text.search(self.line_parameter, begin)
         while match is not None and match.start() < before:
-            if not properties or self._attribute(match.group("key")) in properties:
+            known = self._attribute(match.group("key")) in properties
+            on_its_own_line = not self.trim_newline or scan.text.raw[match.start() - 1] == "\n"
+            if known or (not properties and on_its_own_line):
                 return [match.start()]
             match = scan.text.search(self.line_parameter, match.end())
         return []
@@ -248,7 +250,7 @@ class Tagged:
     @cached_property
     def line_parameter(self) -> re.Pattern[str]:
         """A parameter tag that can be the next parameter: not one quoted in running text."""
-        return re.compile((r"(?<=\n)" if self.trim_newline else "(?<! )") + self.parameter.pattern)
+        return re.compile("(?<! )" + self.parameter.pattern)
 
     def _function_end(self, scan: Scan, call: _Call, place: int) -> int:
         after = scan.text.skip_blanks(place)
