@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,12 @@ def turn(path: Path, calls: list[Call], *, as_text: bool) -> str:
         ],
     }
     with_calls = _render(path, [*CONVERSATION, message])
-    return with_calls[len(commonpath([with_calls, _render(path, CONVERSATION)])) :]
+    return with_calls[_shared(with_calls, _render(path, CONVERSATION)) :]
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 @cache
