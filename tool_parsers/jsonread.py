@@ -22,6 +22,7 @@ _NEAR_END = 12
 """A fault this close to the end of a window may be the window's doing: look again with a larger one."""
 _COMPLETE_ENDS = ("}", "]")
 _OPEN_ENDS = ("{", "[", ",", ":", "")
+_ESCAPED_OBJECT = re.compile(r"\{\s*+(?:\\n)*+\\\"")
 _SUSPECT = re.compile(r"\\u[dD]|\d[eE]\+?\d{3}|\d{300}")
 """Text whose value must be looked through for lone surrogates or infinities; the rest is spared the walk."""
 
@@ -116,6 +117,8 @@ def _reason(error: json.JSONDecodeError) -> str:
 
 
 def _repair(text: Text, start: int, stops: tuple[str, ...], limit: int, fault: Fault) -> Decoded | Fault:
+    if _ESCAPED_OBJECT.match(text.raw, start, limit):
+        return _unescape(text, start, stops, limit, fault)
     for stop in _window_ends(text, start, stops, limit, fault.at):
         fixed = fix(text.raw[start:stop])
         if fixed.open_string:
@@ -131,6 +134,15 @@ def _repair(text: Text, start: int, stops: tuple[str, ...], limit: int, fault: F
             return Fault(outcome.message, fault.at)
         break
     return fault
+
+
+def _unescape(text: Text, start: int, stops: tuple[str, ...], limit: int, fault: Fault) -> Decoded | Fault:
+    """JSON that was escaped once more than it should be, without the quotes around it."""
+    stop, _ = text.first(stops, start)
+    stop = stop if 0 <= stop < limit else limit
+    once = _read_strictly('"' + text.raw[start:stop].strip() + '"', 0, stop - start + 2)
+    inner = _read_strictly(once.value, 0, len(once.value)) if isinstance(once, Decoded) else once
+    return Decoded(inner.value, stop, ("escaped_json",)) if isinstance(inner, Decoded) else fault
 
 
 def _window_ends(text: Text, start: int, stops: tuple[str, ...], limit: int, fault_at: int) -> list[int]:

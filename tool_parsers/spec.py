@@ -151,6 +151,13 @@ class Scan:
             error=error,
         )
 
+    def noted(self, call: ToolCall, repair: str) -> ToolCall:
+        """The same call with one more repair to its name."""
+        repaired = (*call.repaired, repair)
+        return self.call(
+            call.name, call.arguments, call.span, complete=call.complete, repaired=repaired, error=call.error
+        )
+
     def malformed(self, message: str, span: tuple[int, int]) -> Malformed:
         """Record a call that has no readable name."""
         self.faults += 1

@@ -40,6 +40,7 @@ PARIS = [("weather", {"city": "Paris"})]
         ("mistral", '[TOOL_CALLS] [{"arguments": {"city": "Paris"}, "name": "weather", "id": "abc123def"}]'),
         ("kimi_k2", '<|tool_call_section_begin|><|tool_call_begin|>weather:3<|tool_call_argument_begin|>{"city": "Paris"}'),
         ("kimi_k2", '<|tool_call_begin|>0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'),
+        ("kimi_k2", 'functions.weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>'),
         ("llama3_json", 'Here it is: {"name": "weather", "parameters": {"city": "Paris"}} Anything else?'),
         ("llama3_json", '{"type": "function", "name": "weather", "parameters": {"city": "Paris"}}'),
         ("internlm", '<|action_start|> <|plugin|>\n{"name": "weather", "parameters": {"city": "Paris"}}<|action_end|>'),

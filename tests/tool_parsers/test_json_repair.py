@@ -38,6 +38,9 @@ REPAIRS = [
     ("string_arguments", json.dumps({"name": "f", "arguments": json.dumps(json.dumps({"a": 1}))}), {"a": 1}),
     ("unquoted_key", '{name: "f", arguments: {a: 1}}', {"a": 1}),
     ("inner_quotes", '{"name": "f", "arguments": {"a": "print("hi") now"}}', {"a": 'print("hi") now'}),
+    ("escaped_json", '{\\"name\\": \\"f\\", \\"arguments\\": {\\"a\\": 1}}', {"a": 1}),
+    ("escaped_json", json.dumps('{"name": "f", "arguments": {"a": 1}}'), {"a": 1}),
+    ("text_before_json", 'Calling: {"name": "f", "arguments": {"a": 1}}', {"a": 1}),
     ("lone_surrogate", '{"name": "f", "arguments": {"a": "x\\ud800y"}}', {"a": "x�y"}),
 ]  # fmt: skip
 

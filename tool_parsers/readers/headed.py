@@ -43,6 +43,8 @@ class Headed:
     arrays: JsonCalls | None = None
     """Read with this where JSON follows the opener at once."""
     brace_ends_header: bool = False
+    orphan_header: re.Pattern[str] | None = None
+    """A header (its first group) with its separator, for models that drop the opener."""
     infer_from_keys: bool = False
     """Whether a bare counter as header means: the tool that has these arguments."""
     fence: bool = False
@@ -55,12 +57,21 @@ class Headed:
         return self.closers + self.openers + self.stop_at
 
     def find(self, scan: Scan, start: int) -> int:
-        """The next opener."""
-        return scan.first(self.openers, start)[0]
+        """The next opener, or the next header that lost its opener."""
+        place, _ = scan.first(self.openers, start)
+        orphan = self._orphan(scan, start)
+        return orphan.start() if orphan is not None and (place < 0 or orphan.start() < place) else place
+
+    def _orphan(self, scan: Scan, start: int) -> re.Match[str] | None:
+        """A header without opener that names a declared tool (any tool, when none are declared)."""
+        match = scan.text.search(self.orphan_header, start) if self.orphan_header is not None else None
+        if match is None or match.start() >= scan.end:
+            return None
+        return match if scan.tools.declared(self.name(match.group(1))) is not False else None
 
     def read(self, scan: Scan, start: int) -> Reading | None:
         """Read one call."""
-        _, opener = scan.first(self.openers, start)
+        opener = next((opener for opener in self.openers if scan.text.at(opener, start)), "")
         inside = start + len(opener)
         first = scan.text.skip_blanks(inside)
         if self.arrays is not None and self._array_follows(scan, first):
