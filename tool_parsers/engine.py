@@ -134,22 +134,25 @@ class Engine:
                 self.turn.add_text(self.text.raw[text_from:opened])
                 place = text_from = self._think(opened + len(opener))
             elif call >= 0:
-                reading = self.form.reader.read(self.scan, call) if self.form.reader else None
-                if reading is None or reading.end <= call:
-                    self.scan.misses += 1
-                    self._certain = False
-                    place = call + 1
-                    continue
-                self.turn.add_text(self.text.raw[text_from:call])
-                self.turn.add(reading, self.text.raw, call)
-                self._settle(reading)
-                place = text_from = reading.end
+                place, text_from = self._call(call, text_from)
             else:
                 break
         if self.scan.exhausted and place < end:
             message = "The text repeats broken calls; what follows was not read."
             self.turn.errors.append(Malformed(message, "", (place, end)))
         self.turn.add_text(self.text.raw[text_from:end])
+
+    def _call(self, call: int, text_from: int) -> tuple[int, int]:
+        """Read the call at this place; returns where reading goes on and where pending text begins."""
+        reading = self.form.reader.read(self.scan, call) if self.form.reader else None
+        if reading is None or reading.end <= call:
+            self.scan.misses += 1
+            self._certain = False
+            return call + 1, text_from
+        self.turn.add_text(self.text.raw[text_from:call])
+        self.turn.add(reading, self.text.raw, call)
+        self._settle(reading)
+        return reading.end, reading.end
 
     def _next_call(self, place: int) -> int:
         found = self.form.reader.find(self.scan, place) if self.form.reader else -1

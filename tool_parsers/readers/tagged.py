@@ -13,9 +13,10 @@ from functools import cached_property
 from html import unescape
 from typing import Any, Literal
 
-from tool_parsers.jsonread import Decoded, Fault, decode, loads
+from tool_parsers.jsonread import Fault, decode
 from tool_parsers.readers.json_calls import JsonCalls
-from tool_parsers.schema import as_text, fitted, json_or_text, typed, types_of
+from tool_parsers.readers.values import typed_by_attribute, unwrapped, without_template_newlines
+from tool_parsers.schema import json_or_text, typed
 from tool_parsers.spec import Reading, Scan, Segment
 
 Untyped = Literal["text", "json"]
@@ -192,11 +193,11 @@ class Tagged:
         if key in call.arguments and self.duplicates_are_errors:
             call.error = f"The parameter `{key}` of `{call.name}` is given twice."
         if self.trim_newline:
-            value = _without_template_newlines(value)
+            value = without_template_newlines(value)
         if self.decode_value is not None:
             value = self.decode_value(value)
         kind = parameter.groupdict().get("type")
-        call.arguments[key] = self._typed(value, kind, properties.get(key))
+        call.arguments[key] = self._value(value, kind, properties.get(key))
 
     def _value_end(self, scan: Scan, begin: int, properties: Mapping[str, Any]) -> tuple[int, int]:
         """Where the value ends and where reading goes on; both the region's end when it was cut off."""
@@ -282,40 +283,14 @@ class Tagged:
 
     # -- values
 
-    def _typed(self, value: str, kind: str | None, schema: Any) -> Any:
-        untyped = json_or_text if self.untyped == "json" else None
-        if not self.attribute_types or kind is None:
-            return typed(value, schema, untyped)
-        if kind in ("true", "string"):
-            allowed = types_of(schema)
-            return typed(value, schema) if allowed and "string" not in allowed else value
-        outcome = loads(value)
-        if not isinstance(outcome, Decoded):
-            return typed(value, schema)
-        if types_of(schema) == {"string"}:
-            return as_text(outcome.value) if not isinstance(outcome.value, str) else value
-        return fitted(outcome.value, schema)
+    def _value(self, value: str, kind: str | None, schema: Any) -> Any:
+        if self.attribute_types and kind is not None:
+            return typed_by_attribute(value, kind in ("true", "string"), schema)
+        return typed(value, schema, json_or_text if self.untyped == "json" else None)
 
     def _attribute(self, value: str) -> str:
         return unescape(value) if self.unescape_attributes else value.strip()
 
     def _recorded(self, scan: Scan, call: _Call, span: tuple[int, int], complete: bool) -> Any:
-        arguments = self._unwrapped(scan, call)
+        arguments = unwrapped(scan.tools, call.name, call.arguments, self.unwrap)
         return scan.call(call.name, arguments, span, complete=complete, repaired=call.repaired, error=call.error)
-
-    def _unwrapped(self, scan: Scan, call: _Call) -> Any:
-        if len(call.arguments) != 1 or call.name not in scan.tools.parameters:
-            return call.arguments
-        ((key, value),) = call.arguments.items()
-        if key not in self.unwrap or key in scan.tools.properties(call.name):
-            return call.arguments
-        if isinstance(value, str):
-            outcome = loads(value)
-            value = outcome.value if isinstance(outcome, Decoded) else value
-        return value if isinstance(value, dict) else call.arguments
-
-
-def _without_template_newlines(value: str) -> str:
-    if value.startswith("\n"):
-        value = value[1:]
-    return value[:-1] if value.endswith("\n") else value
