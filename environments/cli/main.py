@@ -16,10 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("doctor", "pool")
-
-
-_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+VERBS = ("parse", "pool", "doctor",)
 
 
 class Verb(Protocol):
