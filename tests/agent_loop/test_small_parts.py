@@ -76,8 +76,9 @@ def test_settling_twice_changes_nothing():
     assert turn.malformed == ()
 
 
-def test_markup_that_stands_alone_stays_apart_from_calls():
-    assert settle(says("x", malformed=("half",)), CallIds()).malformed == ("half",)
+def test_markup_that_stands_alone_becomes_a_call_with_an_error_so_that_a_result_can_answer_it():
+    turn = settle(says("x", malformed=("half",)), CallIds())
+    assert [(made.name, made.error) for made in turn.calls] == [(MALFORMED_NAME, "half")]
 
 
 def test_an_assistant_message_keeps_reasoning_beside_the_content_but_not_twice():
