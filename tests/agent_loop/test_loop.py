@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
+import agent_loop
+from agent_loop.context import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import Message, ModelRefused, ToolSchema
+from agent_loop.model import Message, ModelRefused, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.records import RolloutRecord
 from agent_loop.result import AgentResult
@@ -124,6 +126,26 @@ async def test_a_tool_with_a_schema_that_is_not_in_valid_tool_names_is_unknown()
 async def test_tools_without_anything_to_run_them_are_refused_at_once():
     with pytest.raises(ValueError, match="tool_handler"):
         HermesAgentLoop(ScriptedServer(), [tool()])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"limits": Limits(), "max_turns": 5}, "max_turns"),
+        ({"sampling": Sampling(), "temperature": 0.2}, "temperature"),
+        ({"context": ContextPolicy(), "max_context_tokens": 100}, "max_context_tokens"),
+    ],
+)
+def test_a_value_that_would_be_overridden_silently_is_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        HermesAgentLoop(ScriptedServer(), **options)
+
+
+def test_the_names_users_need_are_at_the_top():
+    assert agent_loop.HermesAgentLoop is HermesAgentLoop
+    assert agent_loop.AgentResult is AgentResult
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = agent_loop.Nonsense
 
 
 async def test_a_runtime_brings_its_own_schemas():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from environments.cli.bench import Figure, Report, as_table
 from environments.cli.main import main
 
 
-def test_bench_loop_reports_every_figure_as_json(capsys):
-    assert main(["bench", "loop", "--rollouts", "4", "--turns", "2", "--latency", "0.01", "--json"]) == 0
+@pytest.mark.parametrize("server", ["text", "tokens", "http"])
+def test_bench_loop_reports_every_figure_as_json(capsys, server):
+    sizes = ["--rollouts", "4", "--turns", "2", "--latency", "0.01"]
+    assert main(["bench", "loop", *sizes, "--server", server, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["settings"] == {"rollouts": 4, "turns": 2, "latency_s": 0.01}
+    assert report["settings"] == {"server": server, "rollouts": 4, "turns": 2, "latency_s": 0.01}
     names = set(report["figures"])
     assert names >= {"wall_over_ideal", "cpu_per_turn", "stall_p99", "memory_per_rollout", "growth_60_over_10"}
     assert all(figure["value"] >= 0 for figure in report["figures"].values())
