@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 import agent_loop
@@ -258,6 +260,40 @@ async def test_record_fields_fill_a_rollout_record_that_reads_back():
     assert again.trainable
     assert [item["status"] for item in again.tool_calls] == ["ok", "unknown", "ok"]
     assert again.metrics == result.metrics
+
+
+WRITTEN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(raw=WRITTEN, name=st.text(st.characters(), max_size=8))
+async def test_nothing_a_model_writes_keeps_a_rollout_from_being_stored(raw, name):
+    server = ScriptedServer(calls(call("terminal", raw), call(name, raw), call("any", {"x": raw})), says("done"))
+    tools = [tool(), tool("any", required=(), y={"type": "string"})]
+    result = await HermesAgentLoop(server, tools, tool_handler=echo).run(user())
+    record = RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields())
+    assert RolloutRecord.from_json(record.to_json()).tool_calls[0]["name"] == "terminal"
+
+
+@pytest.mark.parametrize("levels", [300, 900, 5000])
+async def test_bottomless_arguments_break_nothing(levels):
+    deep: Any = {}
+    for _ in range(levels):
+        deep = {"x": deep}
+    server = ScriptedServer(calls(call("any", deep), call("nope", deep)), says("done"))
+
+    async def quiet(name: str, arguments: dict[str, Any], task_id: str) -> str:
+        return "ok"
+
+    result = await HermesAgentLoop(server, [tool("any", required=(), y={})], tool_handler=quiet).run(user())
+    assert result.outcome is Outcome.FINISHED
+    assert_paired(result.messages)
+    RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields()).to_json()
 
 
 async def test_an_api_error_later_keeps_what_was_done():
