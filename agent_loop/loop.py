@@ -113,7 +113,8 @@ class HermesAgentLoop:
         self._running.add(task)
         try:
             outcome = await rollout.drive()
-            return outcome, rollout.tools.lost
+            late = "the deadline of the turn or of the rollout passed" if outcome is Outcome.DEADLINE else None
+            return outcome, rollout.tools.lost or late
         except (ContextOverflow, ContextTooLong) as error:
             return Outcome.CONTEXT_OVERFLOW, str(error)
         except ModelError as error:

@@ -90,6 +90,7 @@ async def test_the_rollout_deadline_stops_sampling():
     result = await run(ScriptedServer(says("late"), latency_s=30), limits=Limits(rollout_timeout_s=0.05))
     assert result.outcome is Outcome.DEADLINE
     assert not result.outcome.trainable
+    assert "deadline" in (result.error or "")
     assert result.turns == []
 
 
