@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("parse", "pool", "doctor",)
+VERBS = ("verify", "parse", "pool", "bench", "doctor",)
 
 
 class Verb(Protocol):
