@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -170,10 +170,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def wait_gone(pid: int) -> None:
-    async with asyncio.timeout(20):
-        while alive(pid):
-            await asyncio.sleep(0.05)
+def wait_gone(pid: int) -> None:
+    """A process that is not our child tells nobody when it ends, so it is looked for."""
+    deadline = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
 
 
 @pytest.mark.timeout(300)
@@ -182,11 +184,11 @@ async def test_the_server_ends_with_its_block():
         pid = model.pid
         assert pid is not None
         assert alive(pid)
-    await wait_gone(pid)
+    wait_gone(pid)
 
 
 @pytest.mark.timeout(300)
-async def test_the_server_dies_with_an_owner_that_is_killed():
+def test_the_server_dies_with_an_owner_that_is_killed():
     program = (
         "import asyncio\nfrom agent_loop.cpu_model import CpuModel\n"
         "async def main():\n async with CpuModel(parallel=1, threads=1) as m:\n"
@@ -194,10 +196,10 @@ async def test_the_server_dies_with_an_owner_that_is_killed():
     )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
-        pid = int(await asyncio.to_thread(owner.stdout.readline))
+        pid = int(owner.stdout.readline())
         assert alive(pid)
         os.kill(owner.pid, signal.SIGKILL)
-        await wait_gone(pid)
+        wait_gone(pid)
     finally:
         owner.kill()
         owner.wait()
