@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Metrics = Mapping[str, float]
 
+ATTEMPTED = "tool_calls_attempted"
+FLAWS = ("tool_calls_invalid", "tool_calls_malformed", "tool_calls_unknown", "tool_calls_repaired")
+
 
 class Term(BaseModel):
     """What all terms can be told. A term that is not `when` its time counts as 0."""
@@ -44,11 +47,11 @@ class ValidCalls(Term):
 
     def reads(self) -> tuple[str, ...]:
         """The rate, and the count that tells a rate of nothing from a rate."""
-        return ("calls_attempted", "schema_valid_rate")
+        return (ATTEMPTED, "valid_rate")
 
     def value(self, metrics: Metrics) -> float:
         """0 without any call: silence is no merit."""
-        return metrics["schema_valid_rate"] if metrics["calls_attempted"] > 0 else 0.0
+        return metrics["valid_rate"] if metrics[ATTEMPTED] > 0 else 0.0
 
 
 class OkCalls(Term):
@@ -56,80 +59,79 @@ class OkCalls(Term):
 
     def reads(self) -> tuple[str, ...]:
         """Good calls among all."""
-        return ("calls_attempted", "calls_ok")
+        return (ATTEMPTED, "tool_calls_executed_ok")
 
     def value(self, metrics: Metrics) -> float:
         """0 without any call."""
-        return share(metrics["calls_ok"], metrics["calls_attempted"])
+        return share(metrics["tool_calls_executed_ok"], metrics[ATTEMPTED])
 
 
 class CleanFormat(Term):
-    """Bonus, all or nothing: some call, and none invalid, unknown or repaired (ToolRL's format reward)."""
+    """Bonus, all or nothing: some call, and none invalid, malformed, unknown or repaired (ToolRL's format reward)."""
 
     def reads(self) -> tuple[str, ...]:
         """Every count of calls that were not clean."""
-        return ("calls_attempted", "calls_invalid", "calls_unknown_tool", "calls_repaired")
+        return (ATTEMPTED, *FLAWS)
 
     def value(self, metrics: Metrics) -> float:
         """1 or 0."""
-        flaws = metrics["calls_invalid"] + metrics["calls_unknown_tool"] + metrics["calls_repaired"]
-        return 1.0 if metrics["calls_attempted"] > 0 and flaws == 0 else 0.0
+        return 1.0 if metrics[ATTEMPTED] > 0 and not any(metrics[name] for name in FLAWS) else 0.0
 
 
 class SharePenalty(Term):
-    """Base of penalties for the share of attempted calls with one flaw."""
+    """Base of penalties for the share of attempted calls with a flaw."""
 
-    def counts(self) -> str:
-        """The metric that counts flawed calls."""
+    def counts(self) -> tuple[str, ...]:
+        """The metrics that count flawed calls; no call is in two of them."""
         raise NotImplementedError
 
     def reads(self) -> tuple[str, ...]:
-        """The flaw's count and the count of all calls."""
-        return ("calls_attempted", self.counts())
+        """The flaw's counts and the count of all calls."""
+        return (ATTEMPTED, *self.counts())
 
     def value(self, metrics: Metrics) -> float:
         """-1 when every call has the flaw."""
-        return -share(metrics[self.counts()], metrics["calls_attempted"])
+        return -share(sum(metrics[name] for name in self.counts()), metrics[ATTEMPTED])
 
 
 class InvalidCalls(SharePenalty):
     """Penalty: calls that could not be run because of their markup or arguments."""
 
-    def counts(self) -> str:
-        """Invalid calls."""
-        return "calls_invalid"
+    def counts(self) -> tuple[str, ...]:
+        """Bad arguments, bad markup."""
+        return ("tool_calls_invalid", "tool_calls_malformed")
 
 
 class UnknownTools(SharePenalty):
     """Penalty: calls of tools that do not exist."""
 
-    def counts(self) -> str:
+    def counts(self) -> tuple[str, ...]:
         """Calls with an unknown name."""
-        return "calls_unknown_tool"
+        return ("tool_calls_unknown",)
 
 
 class RepairedCalls(SharePenalty):
     """Penalty: calls that ran only because a repair was made. Keeps the signal to write them right."""
 
-    def counts(self) -> str:
+    def counts(self) -> tuple[str, ...]:
         """Repaired calls."""
-        return "calls_repaired"
+        return ("tool_calls_repaired",)
 
 
 class FailedCalls(SharePenalty):
     """Penalty: calls that ran and ended in an error. Exploring costs errors too: weigh it lightly."""
 
-    def counts(self) -> str:
+    def counts(self) -> tuple[str, ...]:
         """Calls with an error result."""
-        return "calls_error"
+        return ("tool_calls_exec_error",)
 
 
 class DuplicateCalls(SharePenalty):
     """Penalty: calls that repeat an earlier one of the rollout exactly."""
 
-    def counts(self) -> str:
+    def counts(self) -> tuple[str, ...]:
         """Exact repetitions."""
-        return "calls_duplicate"
+        return ("tool_calls_duplicate",)
 
 
 class RampPenalty(Term):
@@ -185,11 +187,11 @@ class FewCalls(Term):
 
     def reads(self) -> tuple[str, ...]:
         """Calls, good or bad: each one costs."""
-        return ("calls_attempted",)
+        return (ATTEMPTED,)
 
     def value(self, metrics: Metrics) -> float:
         """After the formulas of the OTC paper (arXiv 2504.14870)."""
-        calls, best = metrics["calls_attempted"], self.optimum
+        calls, best = metrics[ATTEMPTED], self.optimum
         if best == 0:
             return math.cos(calls * math.pi / (2 * calls + self.patience))
         mapped = 2 * best * calls / (calls + best)

@@ -10,14 +10,15 @@ from environments.reward_terms import TERMS
 from environments.rewards import RewardConfig, RewardError, Rewards, load_reward_config, recipes
 
 METRICS = (
-    "calls_attempted",
-    "calls_ok",
-    "calls_error",
-    "calls_invalid",
-    "calls_unknown_tool",
-    "calls_repaired",
-    "calls_duplicate",
-    "schema_valid_rate",
+    "tool_calls_attempted",
+    "tool_calls_executed_ok",
+    "tool_calls_exec_error",
+    "tool_calls_invalid",
+    "tool_calls_malformed",
+    "tool_calls_unknown",
+    "tool_calls_repaired",
+    "tool_calls_duplicate",
+    "valid_rate",
     "ok_rate",
     "turns",
     "sampled_tokens",
@@ -32,12 +33,12 @@ def rollouts(draw: st.DrawFn) -> dict[str, float]:
     parts = {
         name: float(draw(st.integers(0, attempted)))
         for name in METRICS
-        if name.startswith("calls_") and name != "calls_attempted"
+        if name.startswith("tool_calls_") and name != "tool_calls_attempted"
     }
     rate = draw(st.floats(0, 1)) if attempted else 0.0
     return parts | {
-        "calls_attempted": float(attempted),
-        "schema_valid_rate": rate,
+        "tool_calls_attempted": float(attempted),
+        "valid_rate": rate,
         "ok_rate": rate,
         "turns": float(draw(st.integers(0, 100))),
         "sampled_tokens": float(draw(st.integers(0, 100_000))),
@@ -100,11 +101,11 @@ def test_weights_of_zero_leave_the_verifier_score_alone(metrics: dict[str, float
 
 
 PENALTIES = {
-    "invalid_calls": "calls_invalid",
-    "unknown_tools": "calls_unknown_tool",
-    "repaired_calls": "calls_repaired",
-    "failed_calls": "calls_error",
-    "duplicate_calls": "calls_duplicate",
+    "invalid_calls": "tool_calls_invalid",
+    "unknown_tools": "tool_calls_unknown",
+    "repaired_calls": "tool_calls_repaired",
+    "failed_calls": "tool_calls_exec_error",
+    "duplicate_calls": "tool_calls_duplicate",
     "turns": "turns",
     "length": "sampled_tokens",
 }
@@ -117,24 +118,24 @@ def test_more_of_a_flaw_never_raises_the_reward(
 ) -> None:
     rewards = Rewards(load_reward_config({"terms": {term: {"weight": 0.3, **NEEDED.get(term, {})}}}), METRICS)
     few, many = sorted(steps)
-    metrics = {**metrics, "calls_attempted": 50.0}
+    metrics = {**metrics, "tool_calls_attempted": 50.0}
     less, more = ({**metrics, metric: float(count)} for count in (few, many))
     assert rewards.compute(0.0, more).total <= rewards.compute(0.0, less).total <= 0.0
 
 
-@pytest.mark.parametrize(("term", "metric"), [("valid_calls", "schema_valid_rate"), ("ok_calls", "calls_ok")])
+@pytest.mark.parametrize(("term", "metric"), [("valid_calls", "valid_rate"), ("ok_calls", "tool_calls_executed_ok")])
 def test_good_calls_raise_the_reward_and_silence_earns_nothing(term: str, metric: str) -> None:
     rewards = Rewards(load_reward_config({"terms": {term: 0.2}}), METRICS)
     metrics = dict.fromkeys(METRICS, 0.0)
     assert rewards.compute(0.0, metrics).total == 0.0
-    assert rewards.compute(0.0, metrics | {"calls_attempted": 2.0, metric: 1.0}).total > 0.0
+    assert rewards.compute(0.0, metrics | {"tool_calls_attempted": 2.0, metric: 1.0}).total > 0.0
 
 
 @pytest.mark.parametrize("optimum", [0, 1, 3, 7])
 def test_few_calls_peaks_at_the_optimum_and_falls_after_it(optimum: int) -> None:
     config = load_reward_config({"terms": {"few_calls": {"weight": 0.4, "optimum": optimum}}})
     rewards = Rewards(config, METRICS)
-    earned = [rewards.compute(1.0, {"calls_attempted": float(n)}).total for n in range(20)]
+    earned = [rewards.compute(1.0, {"tool_calls_attempted": float(n)}).total for n in range(20)]
     assert max(earned) == earned[optimum] == pytest.approx(1.4)
     assert earned[optimum:] == sorted(earned[optimum:], reverse=True)
 
@@ -142,8 +143,8 @@ def test_few_calls_peaks_at_the_optimum_and_falls_after_it(optimum: int) -> None
 def test_a_term_for_solved_rollouts_leaves_the_others_alone() -> None:
     config = load_reward_config({"recipe": "otc"})
     rewards = Rewards(config, METRICS)
-    assert rewards.compute(0.0, {"calls_attempted": 1.0}).total == 0.0
-    assert rewards.compute(1.0, {"calls_attempted": 1.0}).total == pytest.approx(1.4)
+    assert rewards.compute(0.0, {"tool_calls_attempted": 1.0}).total == 0.0
+    assert rewards.compute(1.0, {"tool_calls_attempted": 1.0}).total == pytest.approx(1.4)
     assert rewards.compute(0.0, {}).raw == {}
 
 
@@ -187,11 +188,15 @@ def test_a_config_that_cannot_be_meant_is_refused_in_one_sentence(data: dict, se
 
 def test_a_metric_the_loop_does_not_deliver_is_found_at_start_and_can_be_renamed() -> None:
     config = load_reward_config({"terms": {"ok_calls": 0.1}})
-    with pytest.raises(RewardError, match=r"'ok_calls' reads metric 'calls_ok'.*did you mean 'calls_okay'"):
-        Rewards(config, ["calls_attempted", "calls_okay"])
-    renamed = load_reward_config({"terms": {"ok_calls": 0.1}, "metric_names": {"calls_ok": "calls_okay"}})
-    rewards = Rewards(renamed, ["calls_attempted", "calls_okay"])
-    assert rewards.compute(0.0, {"calls_attempted": 2, "calls_okay": 2}).total == pytest.approx(0.1)
+    with pytest.raises(
+        RewardError, match=r"'ok_calls' reads metric 'tool_calls_executed_ok'.*did you mean 'tool_calls_executed'"
+    ):
+        Rewards(config, ["tool_calls_attempted", "tool_calls_executed"])
+    renamed = load_reward_config(
+        {"terms": {"ok_calls": 0.1}, "metric_names": {"tool_calls_executed_ok": "tool_calls_executed"}}
+    )
+    rewards = Rewards(renamed, ["tool_calls_attempted", "tool_calls_executed"])
+    assert rewards.compute(0.0, {"tool_calls_attempted": 2, "tool_calls_executed": 2}).total == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -199,5 +204,5 @@ def test_a_number_that_is_none_never_becomes_a_reward(bad: float) -> None:
     rewards = Rewards(load_reward_config({"terms": {"ok_calls": 0.1}}), METRICS)
     with pytest.raises(RewardError, match="verifier score"):
         rewards.compute(bad, {})
-    with pytest.raises(RewardError, match="calls_ok"):
-        rewards.compute(1.0, {"calls_attempted": 1.0, "calls_ok": bad})
+    with pytest.raises(RewardError, match="tool_calls_executed_ok"):
+        rewards.compute(1.0, {"tool_calls_attempted": 1.0, "tool_calls_executed_ok": bad})
