@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("doctor",)
+VERBS = ("doctor", "view")
 
 
 class Verb(Protocol):
