@@ -19,7 +19,16 @@ from support.records import make_record, make_run
 from environments.report import build_report
 from environments.report.build import embed_json
 
-HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\"><!--<script>\u2028\u2029&amp;"
+HOSTILE = (
+    "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
+    "<!--<script>\u2028\u2029&amp;"
+)
+MEASURE = """
+onload = () => setTimeout(() => {
+  const page = document.getElementById("f").contentDocument;
+  document.title = page ? page.documentElement.scrollWidth + " wide" : "closed";
+}, 1000)
+"""
 
 
 def write(tmp_path: Path, records: list, title: str = "runs/x/rollouts.jsonl") -> Path:
@@ -149,25 +158,19 @@ def test_search_finds_words_inside_tool_results_of_a_large_file(tmp_path: Path) 
 
 @needs_chromium
 def test_nothing_is_wider_than_a_phone_or_a_wide_screen(tmp_path: Path) -> None:
-    """The page reports its own width: a script would be refused, so a wrapper page measures the frame."""
-    page = write(tmp_path, make_run(items=4, samples=1))
+    """The policy of the page refuses a script that would measure it, so a page around it does."""
+    write(tmp_path, make_run(items=4, samples=1))
+    wrapper = tmp_path / "wrapper.html"
     for width in (390, 1600):
         for state in ("", "r=smollm2-135m-0-0"):
-            wrapper = tmp_path / "wrapper.html"
-            wrapper.write_text(
-                f'<body style="margin:0"><iframe id=f src="report.html#{state}" width={width} height=900></iframe><script>'
-                "onload = () => setTimeout(() => { const d = document.getElementById('f').contentDocument;"
-                " document.title = d ? d.documentElement.scrollWidth + ' wide' : 'closed'; }, 1000)</script>"
-            )
+            frame = f'<iframe id=f src="report.html#{state}" width={width} height=900></iframe>'
+            wrapper.write_text(f'<body style="margin:0">{frame}<script>{MEASURE}</script>')
             shown = _measure(wrapper)
             assert shown <= width, f"{shown} px at {width} px, state {state!r}"
-    assert page.exists()
 
 
 def _measure(wrapper: Path) -> int:
-    from support import chromium
-
-    shown = chromium._run(wrapper, "", 1700, "--dump-dom", "--allow-file-access-from-files").decode()
+    shown = dom(wrapper, "", 1700, "--allow-file-access-from-files")
     title = re.search(r"<title>(\d+) wide</title>", shown)
     assert title is not None, shown[:300]
     return int(title[1])
