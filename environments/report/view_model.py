@@ -137,7 +137,7 @@ def _call(call: Mapping[str, Any], result: Mapping[str, Any] | None, max_chars: 
         "stored": f"{call.get('result_chars')} characters in all, kept at {call['stored_path']}"
         if call.get("stored_path")
         else None,
-        "result": cut(text_of(result.get("content")), max_chars) if result is not None else None,
+        "result": cut(readable(text_of(result.get("content"))), max_chars) if result is not None else None,
     }
 
 
@@ -155,6 +155,23 @@ def text_of(content: Any) -> str:
             part.get("text") or f"[{part.get('type', 'part')}]" for part in content if isinstance(part, dict)
         )
     return as_text(content)
+
+
+def readable(result: str) -> str:
+    """A tool's JSON result as people read it: its output with real line ends, then whatever else it says."""
+    try:
+        data = json.loads(result) if result.startswith("{") else None
+    except ValueError:
+        return result
+    main = next(
+        (key for key in ("output", "content") if isinstance(data, dict) and isinstance(data.get(key), str)), None
+    )
+    if main is None or data is None:
+        return result
+    rest = [
+        f"{key}: {as_text(value)}" for key, value in data.items() if key != main and value not in (None, "", [], {})
+    ]
+    return "\n".join(part for part in (data[main].rstrip("\n"), *rest) if part)
 
 
 def as_text(value: Any) -> str:
