@@ -14,6 +14,7 @@ from environments.summary import FULL_SCORE, TIME_PARTS, classify
 
 MASKED = -100
 PREVIEW_CHARS = 140
+NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def index_entry(record: RolloutRecord) -> dict[str, Any]:
@@ -160,18 +161,16 @@ def text_of(content: Any) -> str:
 def readable(result: str) -> str:
     """A tool's JSON result as people read it: its output with real line ends, then whatever else it says."""
     try:
-        data = json.loads(result) if result.startswith("{") else None
-    except ValueError:
+        data = json.loads(result)
+    except (ValueError, RecursionError):
         return result
-    main = next(
-        (key for key in ("output", "content") if isinstance(data, dict) and isinstance(data.get(key), str)), None
-    )
-    if main is None or data is None:
+    fields = data if isinstance(data, dict) else {}
+    main = next((key for key in ("output", "content") if isinstance(fields.get(key), str)), None)
+    if main is None:
         return result
-    rest = [
-        f"{key}: {as_text(value)}" for key, value in data.items() if key != main and value not in (None, "", [], {})
-    ]
-    return "\n".join(part for part in (data[main].rstrip("\n"), *rest) if part)
+    shown = (main, "exit_code")  # the exit code stands beside the call
+    rest = [f"{key}: {as_text(value)}" for key, value in fields.items() if key not in shown and value not in NOTHING]
+    return "\n".join(part for part in (fields[main].rstrip("\n"), *rest) if part)
 
 
 def as_text(value: Any) -> str:

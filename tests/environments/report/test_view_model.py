@@ -92,6 +92,7 @@ def test_content_of_any_shape_becomes_text(content: object, text: str) -> None:
         ('{"output": 5}', '{"output": 5}'),
         ("{not json", "{not json"),
         ("[1]", "[1]"),
+        ("[" * 100_000, "[" * 100_000),
         ("", ""),
     ],
 )
