@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("verify", "parse", "pool", "bench", "doctor",)
+VERBS = ("verify", "view", "parse", "pool", "bench", "doctor",)
 
 
 class Verb(Protocol):
