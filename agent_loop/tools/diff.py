@@ -23,9 +23,12 @@ def unified_diff(path: str, before: str | None, after: str | None) -> str:
         f"b/{path.lstrip('/')}" if after is not None else "/dev/null",
     )
     if max(len(changed_old), len(changed_new)) > MAX_LINES_COMPARED and changed_old and changed_new:
-        return f"--- {names[0]}\n+++ {names[1]}\n[{len(changed_old):,} lines became {len(changed_new):,}: too many to show]"
+        counts = f"[{len(changed_old):,} lines became {len(changed_new):,}: too many to show]"
+        return f"--- {names[0]}\n+++ {names[1]}\n{counts}"
     text = "\n".join(_shifted(difflib.unified_diff(changed_old, changed_new, *names, lineterm="", n=CONTEXT), start))
-    return text if len(text) <= MAX_DIFF_CHARS else f"{text[:MAX_DIFF_CHARS]}\n... [diff of {len(text):,} characters cut]"
+    return (
+        text if len(text) <= MAX_DIFF_CHARS else f"{text[:MAX_DIFF_CHARS]}\n... [diff of {len(text):,} characters cut]"
+    )
 
 
 def _common_ends(old: list[str], new: list[str]) -> tuple[int, int]:
@@ -41,7 +44,7 @@ def _common_ends(old: list[str], new: list[str]) -> tuple[int, int]:
 
 
 def _shifted(lines: Iterable[str], start: int) -> list[str]:
-    """Hunk headers with line numbers of the whole file. A line of a file never begins with @@: it has a sign before it."""
+    """Hunk headers with line numbers of the whole file. Lines of the file itself have a sign before them."""
     return [_shift_header(line, start) if line.startswith("@@") else line for line in lines]
 
 

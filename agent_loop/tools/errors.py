@@ -1,4 +1,4 @@
-"""How a tool tells the model that a call did not work. Faults of the sandbox itself are never turned into one of these."""
+"""How a tool tells the model that a call did not work. A fault of the sandbox itself never becomes one of these."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class InvalidArguments(ToolFailure):
 
 
 class ToolsetError(ValueError):
-    """A toolset, tool or distribution that does not exist, or a selection without any tool. For the user, not the model."""
+    """An unknown toolset, tool or distribution, or a selection without any tool. For the user, not for the model."""

@@ -7,7 +7,22 @@ from html.parser import HTMLParser
 
 _SKIPPED = frozenset(("script", "style", "noscript", "template", "svg", "head"))
 _BLOCKS = frozenset(
-    ("p", "div", "section", "article", "header", "footer", "main", "nav", "ul", "ol", "table", "tr", "pre", "blockquote")
+    (
+        "p",
+        "div",
+        "section",
+        "article",
+        "header",
+        "footer",
+        "main",
+        "nav",
+        "ul",
+        "ol",
+        "table",
+        "tr",
+        "pre",
+        "blockquote",
+    )
 )
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 

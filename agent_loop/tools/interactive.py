@@ -19,7 +19,8 @@ _ADVICE = {
 }
 _INTERPRETERS = ("python", "python3", "node", "ipython", "psql", "mysql", "sqlite3", "irb", "gdb")
 _SUDO_TROUBLE = re.compile(
-    r"^sudo: .*(password|terminal is required|no tty|no new privileges|effective uid|setuid|unable to)|^.*: sudo: command not found",
+    r"^sudo: .*(password|terminal is required|no tty|no new privileges|effective uid|setuid|unable to)"
+    r"|^.*: sudo: command not found",
     re.MULTILINE,
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dump(value: Any) -> str:
-    """JSON text of any value. Lone surrogates become U+FFFD, NaN and infinities become null, unknown objects their str."""
+    """JSON text of any value. Lone surrogates become `?`, NaN and infinities null, unknown objects their `str`."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:

@@ -82,9 +82,7 @@ async def _open(ctx: ToolContext, path: str) -> EditableText | None:
     return EditableText.from_bytes(data)
 
 
-async def _commit(
-    ctx: ToolContext, old: dict[str, EditableText | None], new: dict[str, EditableText | None]
-) -> None:
+async def _commit(ctx: ToolContext, old: dict[str, EditableText | None], new: dict[str, EditableText | None]) -> None:
     """Write every file, or put back those already written when one is refused."""
     try:
         data = {path: file.to_bytes() if file else None for path, file in new.items()}
@@ -112,7 +110,7 @@ async def _put(ctx: ToolContext, path: str, content: bytes | None) -> None:
 
 def _report(old: dict[str, EditableText | None], new: dict[str, EditableText | None]) -> dict[str, Any]:
     result: dict[str, Any] = {"success": True, "diff": _diffs(old, new)}
-    kinds = {"files_modified": [], "files_created": [], "files_deleted": []}
+    kinds: dict[str, list[str]] = {"files_modified": [], "files_created": [], "files_deleted": []}
     problems = {}
     for path, file in new.items():
         kind = "files_deleted" if file is None else "files_modified" if old.get(path) else "files_created"
@@ -133,4 +131,9 @@ def _diffs(old: dict[str, EditableText | None], new: dict[str, EditableText | No
     return "\n".join(part for part in parts if part)
 
 
-TOOL = Tool(schema=load_schema("patch"), toolset="file", run=run, in_scripts=True)
+TOOL = Tool(
+    schema=load_schema("patch"),
+    toolset="file",
+    run=run,
+    script_parameters=("path", "old_string", "new_string", "replace_all", "mode", "patch"),
+)

@@ -71,7 +71,9 @@ class ProcessTable:
         """Start a command; raises ToolFailure when too many run already."""
         running = sum(entry.running for entry in self._entries.values())
         if running >= self._max_running:
-            raise ToolFailure(f"{running} background processes are running: end some with process(action='kill') first.")
+            raise ToolFailure(
+                f"{running} background processes are running: end some with process(action='kill') first."
+            )
         process = await self._sandbox.spawn(command, pty=pty, cwd=cwd, env=env)
         entry = Background(f"proc_{secrets.token_hex(6)}", command, process, pty, cwd)
         self._entries[entry.session_id] = entry

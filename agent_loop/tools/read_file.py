@@ -105,4 +105,10 @@ def _warn_of_repeats(ctx: ToolContext, result: dict[str, Any], key: tuple[str, i
         result["_warning"] = f"You have read exactly this {same} times in a row and the file has not changed."
 
 
-TOOL = Tool(schema=load_schema("read_file"), toolset="file", run=run, parallel_safe=True, in_scripts=True)
+TOOL = Tool(
+    schema=load_schema("read_file"),
+    toolset="file",
+    run=run,
+    parallel_safe=True,
+    script_parameters=("path", "offset", "limit"),
+)

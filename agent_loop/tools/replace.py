@@ -60,7 +60,8 @@ def _block(text: str) -> list[str]:
 
 
 def _line_numbers(text: str, old: str) -> list[int]:
-    numbers, at = [], text.find(old)
+    numbers: list[int] = []
+    at = text.find(old)
     while at >= 0 and len(numbers) < 20:
         numbers.append(text.count("\n", 0, at) + 1)
         at = text.find(old, at + len(old))

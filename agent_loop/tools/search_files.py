@@ -102,13 +102,17 @@ def _content_page(search: Search, result: ExecResult, base: str, offset: int, li
     if search.output_mode == "count":
         counts = sorted((_joined(base, name), int(rest)) for name, rest in records if rest.isdigit() and int(rest))
         shown = dict(counts[offset : offset + limit])
-        return _noted(_paged({"total_count": sum(n for _, n in counts), "counts": shown}, len(counts), offset, limit), result)
+        return _noted(
+            _paged({"total_count": sum(n for _, n in counts), "counts": shown}, len(counts), offset, limit), result
+        )
     return _noted(_match_page(records, base, offset, limit), result)
 
 
 def _noted(page: dict[str, Any], result: ExecResult) -> dict[str, Any]:
     if result.truncation is not None:
-        page["note"] = "There are more matches than could be collected: counts are of the first ones. Narrow the search."
+        page["note"] = (
+            "There are more matches than could be collected: counts are of the first ones. Narrow the search."
+        )
     return page
 
 
@@ -156,4 +160,10 @@ def _joined(base: str, found: str) -> str:
     return posixpath.normpath(posixpath.join(base, found[2:])) if found.startswith("./") else base
 
 
-TOOL = Tool(schema=load_schema("search_files"), toolset="file", run=run, parallel_safe=True, in_scripts=True)
+TOOL = Tool(
+    schema=load_schema("search_files"),
+    toolset="file",
+    run=run,
+    parallel_safe=True,
+    script_parameters=("pattern", "target", "path", "file_glob", "limit", "offset", "output_mode", "context"),
+)

@@ -41,7 +41,9 @@ def _check_text(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArguments(f"The {what} has characters that are not valid Unicode.", exit_code=-1, output="") from None
+        raise InvalidArguments(
+            f"The {what} has characters that are not valid Unicode.", exit_code=-1, output=""
+        ) from None
 
 
 def _clamped(asked: int | None, ctx: ToolContext) -> tuple[int, str | None]:
@@ -135,6 +137,5 @@ TOOL = Tool(
     schema=load_schema("terminal"),
     toolset="terminal",
     run=run,
-    in_scripts=True,
-    script_hides=frozenset(("background", "pty", "notify_on_complete")),
+    script_parameters=("command", "timeout", "workdir"),
 )

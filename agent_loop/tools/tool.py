@@ -16,13 +16,14 @@ from agent_loop.model import ToolSchema
 from agent_loop.runtime import NestedCall, ToolOutcome
 
 if TYPE_CHECKING:
+    from sandbox_pool.sandbox import Sandbox
+
     from agent_loop.tools.config import ToolConfig
     from agent_loop.tools.hygiene import Redactor
     from agent_loop.tools.process_table import ProcessTable
     from agent_loop.tools.todo import TodoList
     from agent_loop.tools.web import WebProvider
     from agent_loop.tools.workspace import Workspace
-    from sandbox_pool.sandbox import Sandbox
 
 
 class NestedCaller(Protocol):
@@ -55,6 +56,7 @@ class ToolReturn:
     data: dict[str, Any]
     timed_out: bool = False
     nested: tuple[NestedCall, ...] = ()
+    exit_code: int | None = None
 
 
 ToolFunction = Callable[[ToolContext, dict[str, Any]], Awaitable[dict[str, Any] | ToolReturn]]
@@ -69,10 +71,8 @@ class Tool:
     toolset: str
     run: ToolFunction
     parallel_safe: bool = False
-    in_scripts: bool = False
-    """Whether execute_code may offer it."""
-    script_hides: frozenset[str] = frozenset()
-    """Parameters that scripts do not get."""
+    script_parameters: tuple[str, ...] = ()
+    """Parameters of the function that execute_code offers to scripts, in order; empty: not offered."""
 
     @property
     def name(self) -> str:

@@ -47,9 +47,8 @@ def resolve(names: Iterable[str]) -> tuple[str, ...]:
     known_tools = {tool for tools in TOOLSETS.values() for tool in tools}
     for name in names:
         if name not in TOOLSETS and name not in known_tools:
-            raise ToolsetError(
-                f"unknown toolset or tool {name!r}; toolsets: {', '.join(TOOLSETS)}; tools: {', '.join(sorted(known_tools))}"
-            )
+            valid = f"toolsets: {', '.join(TOOLSETS)}; tools: {', '.join(sorted(known_tools))}"
+            raise ToolsetError(f"unknown toolset or tool {name!r}; {valid}")
         chosen.update(dict.fromkeys(TOOLSETS.get(name, (name,))))
     if not chosen:
         raise ToolsetError(f"no tools are enabled; choose from the toolsets: {', '.join(TOOLSETS)}")
@@ -57,7 +56,7 @@ def resolve(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_distribution(name: str, distribution: Mapping[str, float]) -> None:
-    """Raises ToolsetError for unknown toolsets, probabilities outside 0..1, and a distribution that can draw nothing."""
+    """Raises ToolsetError for an unknown toolset, a probability outside 0..1, or nothing that could be drawn."""
     for toolset, probability in distribution.items():
         if toolset not in TOOLSETS:
             raise ToolsetError(f"distribution {name!r}: unknown toolset {toolset!r}; valid: {', '.join(TOOLSETS)}")

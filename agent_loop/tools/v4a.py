@@ -69,7 +69,9 @@ class _Reader:
             self._changes.append(FileChange(kind, path, line=number))
         elif not self._changes:
             if line.strip():
-                raise ToolFailure(f"Patch line {number}: expected '*** Update File: PATH' (or Add, Delete), got {line!r}.")
+                raise ToolFailure(
+                    f"Patch line {number}: expected '*** Update File: PATH' (or Add, Delete), got {line!r}."
+                )
         else:
             self._feed_section(self._changes[-1], number, line)
 
@@ -86,7 +88,9 @@ class _Reader:
 
     def finish(self) -> list[FileChange]:
         if not self._changes:
-            raise ToolFailure("The patch has no file sections: start with '*** Begin Patch' and '*** Update File: PATH'.")
+            raise ToolFailure(
+                "The patch has no file sections: start with '*** Begin Patch' and '*** Update File: PATH'."
+            )
         for change in self._changes:
             change.hunks = [hunk for hunk in (_without_trailing_blank(h) for h in change.hunks) if not hunk.empty]
             if change.kind == "update" and not change.hunks and not change.move_to:

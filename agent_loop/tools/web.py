@@ -93,8 +93,16 @@ def _provider(ctx: ToolContext) -> WebProvider:
 
 
 SEARCH_TOOL = Tool(
-    schema=load_schema("web_search"), toolset="web", run=run_search, parallel_safe=True, in_scripts=True
+    schema=load_schema("web_search"),
+    toolset="web",
+    run=run_search,
+    parallel_safe=True,
+    script_parameters=("query", "limit"),
 )
 EXTRACT_TOOL = Tool(
-    schema=load_schema("web_extract"), toolset="web", run=run_extract, parallel_safe=True, in_scripts=True
+    schema=load_schema("web_extract"),
+    toolset="web",
+    run=run_extract,
+    parallel_safe=True,
+    script_parameters=("urls",),
 )

@@ -107,7 +107,9 @@ def _matches(host: str, allowed: str) -> bool:
 
 
 def _hit(row: dict[str, Any]) -> SearchHit:
-    return SearchHit(str(row["url"]), str(row.get("title") or ""), " ".join(str(row.get("content") or "").split())[:500])
+    return SearchHit(
+        str(row["url"]), str(row.get("title") or ""), " ".join(str(row.get("content") or "").split())[:500]
+    )
 
 
 def _said(error: Exception) -> str:

@@ -45,4 +45,9 @@ async def _in_style_of_old(ctx: ToolContext, path: str, content: str) -> str:
     return with_newlines(content, "\r\n") if newline_style(decode(sample)) == "\r\n" else content
 
 
-TOOL = Tool(schema=load_schema("write_file"), toolset="file", run=run, in_scripts=True)
+TOOL = Tool(
+    schema=load_schema("write_file"),
+    toolset="file",
+    run=run,
+    script_parameters=("path", "content"),
+)
