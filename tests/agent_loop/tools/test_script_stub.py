@@ -24,8 +24,10 @@ SCRIPT_TOOLS = [tool for tool in CATALOG.values() if tool.script_parameters]
         ("patch", "patch(path=None, old_string=None, new_string=None, replace_all=False, mode='replace', patch=None)"),
         (
             "search_files",
-            "search_files(pattern, target='content', path='.', file_glob=None, limit=50, offset=0,"
-            " output_mode='content', context=0)",
+            (
+                "search_files(pattern, target='content', path='.', file_glob=None, limit=50, offset=0,"
+                " output_mode='content', context=0)"
+            ),
         ),
         ("web_search", "web_search(query, limit=5)"),
         ("web_extract", "web_extract(urls)"),

@@ -1,5 +1,7 @@
 """V4A patches: read line by line with errors that name the line, applied in memory, all files or none."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,7 +166,5 @@ def test_a_patch_that_replaces_everything_does(old, new):
 
 @given(st.text(alphabet="*+- @abEndPtchUpdaFile:\n", max_size=200))
 def test_reading_garbage_gives_changes_or_a_tool_failure(text):
-    try:
+    with contextlib.suppress(ToolFailure):
         assert parse_patch(text)
-    except ToolFailure:
-        pass

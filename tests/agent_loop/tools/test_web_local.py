@@ -16,7 +16,7 @@ PAGES = [
 
 async def test_the_page_about_it_comes_first():
     web = LocalWeb(PAGES)
-    assert [hit.url for hit in await web.search("python programming language", 5)][0] == "http://a/python"
+    assert next(hit.url for hit in await web.search("python programming language", 5)) == "http://a/python"
     assert [hit.url for hit in await web.search("snake mice", 1)] == ["http://a/snakes"]
 
 
