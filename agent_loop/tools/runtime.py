@@ -59,8 +59,7 @@ class ToolRuntime:
         self._tools = {name: CATALOG[name] for name in resolve(toolsets)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
-        isolation = getattr(sandbox, "isolation", "plain")
-        self._gate = PolicyGate(config.policy, isolation, ask)
+        self._gate = PolicyGate(config.policy, sandbox.isolation, ask)
         self._ctx = ToolContext(
             sandbox=sandbox,
             config=config,
