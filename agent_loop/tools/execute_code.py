@@ -69,13 +69,15 @@ async def _execute(ctx: ToolContext, bridge: ScriptBridge, job: bytes) -> ExecRe
         ctx.sandbox.exec(
             f'( python={python} && exec "$python" -c {boot} || exit {_NO_PYTHON} )',
             timeout_s=limits.timeout_s,
+            cwd=ctx.workspace.way_back(),
             stdin=job,
             merge_stderr=False,
             max_output_chars=max(limits.stdout_bytes, limits.stderr_bytes),
         )
     )
     try:
-        await asyncio.wait({running, bridge.fault}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {running, bridge.fault}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if bridge.fault.done():
             bridge.fault.result()
         return await running

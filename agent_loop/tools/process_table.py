@@ -20,7 +20,8 @@ from agent_loop.tools.errors import ToolFailure
 from sandbox_pool.errors import SandboxError
 
 if TYPE_CHECKING:
-    from sandbox_pool.sandbox import Process, Sandbox
+    from sandbox_pool.process import Process
+    from sandbox_pool.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 

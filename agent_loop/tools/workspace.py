@@ -29,6 +29,7 @@ class Workspace:
         self._places: tuple[str, str] | None = None
         self.cwd = sandbox.workdir
         """Working directory of the shell after its last command."""
+        self._elsewhere = False
         self._last_read: Hashable = None
         self._same_reads = 0
 
@@ -37,6 +38,17 @@ class Workspace:
         self._same_reads = self._same_reads + 1 if what == self._last_read else 1
         self._last_read = what
         return self._same_reads
+
+    def after_command(self, cwd: str, workdir: str | None) -> None:
+        """Note where a command left the shell. One that ran in a directory of its own does not move the session."""
+        self._elsewhere = workdir is not None
+        if workdir is None and cwd:
+            self.cwd = cwd
+
+    def way_back(self) -> str | None:
+        """Directory to give to the next command, when the last one ran in a directory of its own."""
+        elsewhere, self._elsewhere = self._elsewhere, False
+        return self.cwd if elsewhere else None
 
     async def resolve(self, path: str) -> str:
         """The path to use with the sandbox. Raises InvalidArguments for what no file system takes."""

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def leftovers(tools):
     """Processes, files and sockets of scripts that are still there."""
     scratch = await tools.runtime._ctx.workspace.scratch()
-    return await tools.sh(f"ls -A {scratch} | grep '^hermes_[cr]' || true; ps -eo args= 2>/dev/null | grep '[h]ermes_tools' || true")
+    await tools.gone("hermes_tools")
+    return await tools.sh(f"ls -A {scratch} | grep '^hermes_[cr]' || true")
 
 
 async def test_a_script_prints_and_succeeds(tools):
@@ -204,7 +205,7 @@ async def test_cancelling_leaves_nothing_running(tools):
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await tools.sh("ps -eo args= 2>/dev/null | grep '[s]leep 64' || true") == ""
+    assert await tools.gone("sleep 64")
 
 
 async def test_the_description_lists_what_is_enabled_and_the_limits(tools):
@@ -275,13 +276,13 @@ class TestLimits:
         assert "1.5 s" in result["error"]
         assert result["output"].startswith("up\n")
         assert tools.outcome.status is ToolStatus.TIMEOUT
-        assert await tools.sh("ps -eo args= 2>/dev/null | grep '[s]leep 6[56]' || true") == ""
+        assert await tools.gone("sleep 6[56]")
         assert await leftovers(tools) == ""
 
     async def test_a_nested_call_is_stopped_with_its_script(self, tools):
         result = await tools("execute_code", code="from hermes_tools import terminal\nterminal('sleep 67')")
         assert result["status"] == "timeout"
-        assert await tools.sh("ps -eo args= 2>/dev/null | grep '[s]leep 67' || true") == ""
+        assert await tools.gone("sleep 67")
 
     async def test_calls_beyond_the_limit_are_refused(self, tools):
         output = await tools.script("""
