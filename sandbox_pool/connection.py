@@ -214,10 +214,14 @@ class Connection(asyncio.Protocol):
 
     async def _cancel(self, number: int, call: _Call) -> None:
         """The server answers a cancel when nothing of the request is left running."""
+        if call.reply.cancelled():  # by the cancellation of whoever waited for it
+            call.reply = asyncio.get_running_loop().create_future()
         if call.reply.done() or self.failure is not None:
             return
         self._send({"i": number, "op": "cancel"})
-        await asyncio.wait([asyncio.shield(call.reply)], timeout=CANCEL_TIMEOUT_S)
+        await asyncio.wait([call.reply], timeout=CANCEL_TIMEOUT_S)
+        if call.reply.done() and not call.reply.cancelled():
+            call.reply.exception()  # expected, and nobody else will look at it
 
     def send_event(self, header: Header, body: bytes = b"") -> None:
         """A frame that belongs to a request under way."""

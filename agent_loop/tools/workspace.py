@@ -106,10 +106,10 @@ class Workspace:
         except SandboxFileError as error:
             raise file_failure(path, error) from error
 
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file, or a tree; one that is gone already is fine."""
+    async def remove(self, path: str) -> None:
+        """Delete a file; one that is gone already is fine."""
         try:
-            await self._sandbox.remove(path, recursive=recursive)
+            await self._sandbox.remove(path)
         except SandboxFileError as error:
             if error.errno != errno.ENOENT:
                 raise file_failure(path, error) from error
