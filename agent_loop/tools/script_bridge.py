@@ -24,7 +24,8 @@ class ScriptBridge:
         self._ctx = ctx
         self.token = token
         self._names = frozenset(tool.name for tool in ctx.script_tools)
-        self._calls: set[asyncio.Task[bytes]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+        """Tasks that run `handle`, one for each frame."""
         self._closed = False
         self._made = 0
         self.nested: list[NestedCall] = []
@@ -61,14 +62,10 @@ class ScriptBridge:
         if self._made >= limit:
             return _refused(f"The limit of {limit} tool calls for one script is reached.")
         self._made += 1
-        # A task of its own: closing the bridge stops the tool, not whoever reads the socket.
-        task = asyncio.create_task(self._run(name, arguments))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        await asyncio.wait({task})
-        return _refused("The script has ended.") if task.cancelled() else task.result()
-
-    async def _run(self, name: str, arguments: Any) -> bytes:
+        task = asyncio.current_task()
+        if task is not None:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
         try:
             outcome, record = await self._ctx.call_nested(name, arguments)
         except SandboxError as error:
