@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         try:
             self._send(header, body)
             if chunks is not None:
-                await self._stream(number, call, chunks)
+                await self._stream_until_answered(number, call, chunks)
             return await call.reply
         except asyncio.CancelledError:
             await self._cancel(number, call)
@@ -189,6 +189,18 @@ class Connection(asyncio.Protocol):
                 waiting.cancel()
             task.cancel()
             await asyncio.wait([task])
+
+    async def _stream_until_answered(self, number: int, call: _Call, chunks: AsyncIterable[bytes]) -> None:
+        """Send a stream; an early answer ends it, a failing source cancels the request."""
+        sender = asyncio.get_running_loop().create_task(self._stream(number, call, chunks))
+        try:
+            await asyncio.wait([sender, call.reply], return_when=asyncio.FIRST_COMPLETED)
+            if sender.done() and sender.exception() is not None and not call.reply.done():
+                await self._cancel(number, call)
+                sender.result()
+        finally:
+            sender.cancel()
+            await asyncio.wait([sender])
 
     async def _stream(self, number: int, call: _Call, chunks: AsyncIterable[bytes]) -> None:
         call.room = asyncio.Semaphore(wire.WINDOW)

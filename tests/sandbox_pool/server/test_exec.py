@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.slot_server import Server, running_server
+from support.slot_server import Server
 
 from sandbox_pool.sandbox import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server() -> AsyncIterator[Server]:
-    async with running_server() as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def sandbox(server: Server) -> AsyncIterator[Sandbox]:
-    async with server.lease() as leased:
-        yield leased
 
 
 async def alive(sandbox: Sandbox, marker: str) -> int:
@@ -42,7 +28,9 @@ async def test_exit_code_and_output(sandbox: Sandbox) -> None:
 
 
 async def test_environment_directory_functions_and_aliases_persist(sandbox: Sandbox) -> None:
-    await sandbox.exec("export A=$'x\\n\"y' ; B=lost; cd /etc; f() { echo f-$1; }; export -f f; alias hi='echo aliased'")
+    await sandbox.exec(
+        "export A=$'x\\n\"y' ; B=lost; cd /etc; f() { echo f-$1; }; export -f f; alias hi='echo aliased'"
+    )
     result = await sandbox.exec('echo "$A|${B-unset}|$PWD"; f 1; bash -c "f 2"; hi')
     assert result.output == 'x\n"y|unset|/etc\nf-1\nf-2\naliased\n'
     assert result.cwd == "/etc"

@@ -5,30 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from support.slot_server import Server, running_server
+from support.slot_server import Server
 
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.sandbox import Sandbox
 from sandbox_pool.spec import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server() -> AsyncIterator[Server]:
-    async with running_server() as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def sandbox(server: Server) -> AsyncIterator[Sandbox]:
-    async with server.lease() as leased:
-        yield leased
 
 
 @pytest.mark.parametrize("size", [0, 1, 65536, 1 << 20, (1 << 20) + 1, 9_999_999])
@@ -109,7 +95,12 @@ async def test_reading_a_fifo_does_not_hang(sandbox: Sandbox) -> None:
 async def test_stat_and_listing(sandbox: Sandbox) -> None:
     await sandbox.exec("mkdir d; echo abc > f; ln -s /etc l; mkfifo p; touch -d @1000000000.5 f")
     entries = dict(await sandbox.list_dir("."))
-    assert {name: entry.kind for name, entry in entries.items()} == {"d": "dir", "f": "file", "l": "symlink", "p": "other"}
+    assert {name: entry.kind for name, entry in entries.items()} == {
+        "d": "dir",
+        "f": "file",
+        "l": "symlink",
+        "p": "other",
+    }
     assert entries["f"].size == 4
     assert entries["f"].mtime_ns == 1_000_000_000_500_000_000
     assert await sandbox.stat("nothing") is None
