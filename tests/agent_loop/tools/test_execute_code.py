@@ -39,9 +39,7 @@ print(patch(mode="patch", patch="*** Update File: a.txt\\n-one\\n+ONE")["success
 print(search_files("T.O", path="a.txt")["matches"][0]["line"])
 print(terminal("cat a.txt; exit 3"))
 """)
-    assert output == (
-        "8\n1|one\n2|two\nTrue\nTrue\n2\n{'output': 'ONE\\nTWO\\n', 'exit_code': 3, 'error': None}\n"
-    )
+    assert output == ("8\n1|one\n2|two\nTrue\nTrue\n2\n{'output': 'ONE\\nTWO\\n', 'exit_code': 3, 'error': None}\n")
 
 
 async def test_nested_calls_are_recorded_in_order_with_status_and_arguments(tools):
@@ -51,7 +49,12 @@ terminal("exit 4")
 read_file("missing")
 """)
     first, second = tools.outcome.nested
-    assert (first.name, first.arguments, first.status, first.exit_code) == ("terminal", {"command": "exit 4"}, ToolStatus.OK, 4)
+    assert (first.name, first.arguments, first.status, first.exit_code) == (
+        "terminal",
+        {"command": "exit 4"},
+        ToolStatus.OK,
+        4,
+    )
     assert (second.name, second.status) == ("read_file", ToolStatus.ERROR)
     assert "not found" in second.error
     assert second.result_chars > 0
@@ -97,7 +100,10 @@ async def test_a_script_that_is_killed_is_interrupted(tools):
 
 async def test_it_runs_where_the_shell_stands_with_its_environment(tools):
     await tools("terminal", command="mkdir -p work && cd work && export COLOR=blue && echo 'x = 5' > mine.py")
-    assert await tools.script("import os, mine; print(os.path.basename(os.getcwd()), os.environ['COLOR'], mine.x)") == "work blue 5\n"
+    assert (
+        await tools.script("import os, mine; print(os.path.basename(os.getcwd()), os.environ['COLOR'], mine.x)")
+        == "work blue 5\n"
+    )
     await tools.script("import os; os.chdir('/'); os.environ['COLOR'] = 'red'")
     assert (await tools("terminal", command='basename "$PWD"; echo "$COLOR"'))["output"] == "work\nblue\n"
 
@@ -155,10 +161,26 @@ print(len(terminal("head -c 40000 big")["output"]))
     assert output == "1000002\n40000\n"
 
 
+async def test_results_longer_than_a_frame_come_whole(tools):
+    await tools.sandbox.write_file("wide", b"\x01\x02\x03\x04" * 400 + b"\n" + ("é漢" * 900 + "\n").encode() * 60)
+    output = await tools.script("""
+from concurrent.futures import ThreadPoolExecutor
+from hermes_tools import read_file, search_files
+whole = read_file("wide")
+with ThreadPoolExecutor(4) as pool:
+    again = list(pool.map(lambda _: read_file("wide"), range(8)))
+print(len(whole["content"]), all(r["content"] == whole["content"] for r in again), len(search_files("é", limit=60)["matches"]))
+""")
+    size, same, found = output.split()
+    assert (int(size) > 90_000, same, found) == (True, "True", "60")
+
+
 async def test_background_parameters_do_not_exist_in_scripts(tools):
     result = await tools("execute_code", code="from hermes_tools import terminal\nterminal('sleep 9', background=True)")
     assert "unexpected keyword argument 'background'" in result["error"]
-    output = await tools.script("import hermes_tools as h; print(h._call('terminal', command='echo hi', background=True))")
+    output = await tools.script(
+        "import hermes_tools as h; print(h._call('terminal', command='echo hi', background=True))"
+    )
     assert "'output': 'hi\\n'" in output
 
 
@@ -189,7 +211,10 @@ async def test_stderr_is_capped(tools):
 
 
 async def test_escapes_and_secrets_are_cleaned(tools):
-    assert await tools.script(r"import os; print('\033[31mred\033[0m', os.environ['API_TOKEN'])") == "red [REDACTED:API_TOKEN]\n"
+    assert (
+        await tools.script(r"import os; print('\033[31mred\033[0m', os.environ['API_TOKEN'])")
+        == "red [REDACTED:API_TOKEN]\n"
+    )
 
 
 @pytest.mark.parametrize("code", ["", "  \n", "print('\ud800')"])
@@ -301,15 +326,21 @@ class TestPythons:
         python = find_python(version)
         if python is None or (await tools.sandbox.exec(f"{python} -V", timeout_s=10)).exit_code:
             pytest.skip(f"needs Python {version} inside the sandbox")
-        await tools("terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"')
-        output = await tools.script("import sys\nfrom hermes_tools import terminal\nprint(sys.version[:4].strip('.'), terminal('echo ok')['output'])")
+        await tools(
+            "terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"'
+        )
+        output = await tools.script(
+            "import sys\nfrom hermes_tools import terminal\nprint(sys.version[:4].strip('.'), terminal('echo ok')['output'])"
+        )
         assert output == f"{version} ok\n\n"
 
     async def test_a_python_that_is_too_old_is_said(self, tools):
         python = find_python("3.6") or find_python("2.7")
         if python is None or (await tools.sandbox.exec(f"{python} -V", timeout_s=10)).exit_code:
             pytest.skip("needs an old Python inside the sandbox")
-        await tools("terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"')
+        await tools(
+            "terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"'
+        )
         assert "needs Python 3.8" in (await tools("execute_code", code="print(1)"))["error"]
 
     async def test_no_python_is_said(self, tools):

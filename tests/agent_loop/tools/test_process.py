@@ -29,7 +29,9 @@ async def until(tools, session_id, text):
     raise AssertionError(state)
 
 
-@pytest.mark.parametrize(("ending", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("no_such_command", 127)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("no_such_command", 127)]
+)
 async def test_wait_gives_the_real_exit_code(tools, ending, code):
     session_id = await start(tools, f"echo working; {ending}")
     result = await tools("process", action="wait", session_id=session_id)
@@ -64,7 +66,10 @@ async def test_wait_gives_up_at_its_timeout_with_what_there_is(tools):
 
 async def test_wait_lowers_a_timeout_that_is_too_long(tools):
     session_id = await start(tools, "true")
-    assert "lowered to 30 s" in (await tools("process", action="wait", session_id=session_id, timeout=9999))["timeout_note"]
+    assert (
+        "lowered to 30 s"
+        in (await tools("process", action="wait", session_id=session_id, timeout=9999))["timeout_note"]
+    )
 
 
 async def test_the_log_is_paged_by_lines(tools):

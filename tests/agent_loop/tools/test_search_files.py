@@ -49,7 +49,9 @@ async def test_hidden_files_are_searched_bulk_directories_and_binary_files_are_n
 
 
 async def test_a_skipped_directory_can_be_searched_by_name(tree):
-    assert (await tree("search_files", pattern="main", path="node_modules"))["matches"][0]["path"] == "node_modules/lib/index.js"
+    assert (await tree("search_files", pattern="main", path="node_modules"))["matches"][0][
+        "path"
+    ] == "node_modules/lib/index.js"
 
 
 async def test_counts(tree):
@@ -65,7 +67,10 @@ async def test_a_file_glob_narrows(tree):
 
 async def test_one_file_can_be_searched(tree):
     result = await tree("search_files", pattern="^main", path="src/deep/more.txt")
-    assert [(match["path"], match["line"]) for match in result["matches"]] == [("src/deep/more.txt", 1), ("src/deep/more.txt", 2)]
+    assert [(match["path"], match["line"]) for match in result["matches"]] == [
+        ("src/deep/more.txt", 1),
+        ("src/deep/more.txt", 2),
+    ]
 
 
 async def test_pages_follow_each_other_without_gaps(tree):
@@ -89,7 +94,12 @@ async def test_context_lines_are_marked(tree):
 
 
 async def test_regular_expressions_work_alike(tree):
-    for pattern, lines in [(r"\bmain\b.*\bmain\b", 1), (r"^\s+return\s\w", 2), (r"(os|helper)\W", 2), ("ma.n|other", 7)]:
+    for pattern, lines in [
+        (r"\bmain\b.*\bmain\b", 1),
+        (r"^\s+return\s\w", 2),
+        (r"(os|helper)\W", 2),
+        ("ma.n|other", 7),
+    ]:
         assert (await tree("search_files", pattern=pattern))["total_count"] == lines, pattern
 
 
@@ -130,7 +140,9 @@ async def test_a_missing_path_is_said(tree):
         assert "Path not found" in (await tree("search_files", pattern="x", path="no/such", target=target))["error"]
 
 
-@pytest.mark.parametrize("name", ["with space", "new\nline", "quote'\"", "-dash", "col:on:1:x", "$HOME", "star*", "ünï", "back\\slash"])
+@pytest.mark.parametrize(
+    "name", ["with space", "new\nline", "quote'\"", "-dash", "col:on:1:x", "$HOME", "star*", "ünï", "back\\slash"]
+)
 async def test_no_file_name_confuses_it(tree, name):
     await tree.sandbox.write_file(f"odd/{name}/{name}", b"needle here\n")
     content = await tree("search_files", pattern="needle", path="odd")
@@ -141,7 +153,9 @@ async def test_no_file_name_confuses_it(tree, name):
     assert [match["path"] for match in inside["matches"]] == [f"odd/{name}/{name}"]
 
 
-@pytest.mark.parametrize("pattern", ["-v", "--help", "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned #'])
+@pytest.mark.parametrize(
+    "pattern", ["-v", "--help", "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned #']
+)
 async def test_patterns_are_never_commands_or_options(tree, pattern):
     for target in ("content", "files"):
         await tree("search_files", pattern=pattern, target=target, file_glob=pattern, path="src")
@@ -163,7 +177,9 @@ async def test_more_matches_than_can_be_collected_are_bounded_and_said(tree):
     assert len(tree.outcome.text) < 20_000
 
 
-@pytest.mark.parametrize("arguments", [{"pattern": ""}, {"pattern": "a\0b"}, {"pattern": "\ud800"}, {"pattern": "a", "file_glob": "\0"}])
+@pytest.mark.parametrize(
+    "arguments", [{"pattern": ""}, {"pattern": "a\0b"}, {"pattern": "\ud800"}, {"pattern": "a", "file_glob": "\0"}]
+)
 async def test_impossible_arguments_are_refused(tree, arguments):
     assert (await tree("search_files", **arguments))["error"]
     assert tree.outcome.status is ToolStatus.INVALID

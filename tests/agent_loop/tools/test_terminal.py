@@ -10,7 +10,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_the_result_has_output_exit_code_and_error(tools):
-    assert await tools("terminal", command="echo out; echo err >&2") == {"output": "out\nerr\n", "exit_code": 0, "error": None}
+    assert await tools("terminal", command="echo out; echo err >&2") == {
+        "output": "out\nerr\n",
+        "exit_code": 0,
+        "error": None,
+    }
     assert tools.outcome.status is ToolStatus.OK
 
 
@@ -84,7 +88,9 @@ async def test_a_child_that_keeps_the_output_open_does_not_delay_the_result(tool
 
 
 async def test_sudo_fails_fast_with_a_clear_text(tools):
-    await tools.sh("mkdir -p bin && printf '#!/bin/sh\\necho \"sudo: a password is required\" >&2\\nexit 1\\n' > bin/sudo && chmod +x bin/sudo")
+    await tools.sh(
+        "mkdir -p bin && printf '#!/bin/sh\\necho \"sudo: a password is required\" >&2\\nexit 1\\n' > bin/sudo && chmod +x bin/sudo"
+    )
     result = await asyncio.wait_for(tools("terminal", command='PATH="$PWD/bin:$PATH" sudo id'), 10)
     assert result["exit_code"] == 1
     assert "without sudo" in result["hint"]
@@ -130,7 +136,9 @@ async def test_cancelling_the_call_kills_the_command(tools):
 
 class TestNotices:
     async def test_a_background_command_reports_its_end_before_the_next_turn(self, tools):
-        started = await tools("terminal", command="sleep 0.2; echo done; exit 5", background=True, notify_on_complete=True)
+        started = await tools(
+            "terminal", command="sleep 0.2; echo done; exit 5", background=True, notify_on_complete=True
+        )
         assert started["notify_on_complete"] is True
         await tools("process", action="wait", session_id=started["session_id"])
         for _ in range(50):
