@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+
 from agent_loop.runtime import ToolStatus
 from agent_loop.tools import ToolConfig
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from agent_loop.runtime import ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from agent_loop.runtime import ToolStatus
 from agent_loop.tools import ToolConfig
 
@@ -88,8 +89,8 @@ async def test_a_child_that_keeps_the_output_open_does_not_delay_the_result(tool
 
 
 async def test_sudo_fails_fast_with_a_clear_text(tools):
-    await tools.sh(
-        "mkdir -p bin && printf '#!/bin/sh\\necho \"sudo: a password is required\" >&2\\nexit 1\\n' > bin/sudo && chmod +x bin/sudo"
+    await tools.sandbox.write_file(
+        "bin/sudo", b"#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n", mode=0o755
     )
     result = await asyncio.wait_for(tools("terminal", command='PATH="$PWD/bin:$PATH" sudo id'), 10)
     assert result["exit_code"] == 1
