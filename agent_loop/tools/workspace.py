@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sandbox_pool.sandbox import Sandbox
 
 MAX_PATH_BYTES = 4096
+MAX_SCRATCH_BYTES = 70
+"""A socket below it must fit into the 107 bytes that Linux allows."""
 SIMILAR_NAMES = 5
 
 
@@ -75,7 +77,8 @@ class Workspace:
         if self._places is None:
             result = await self._sandbox.exec(r'printf "%s\0%s" "$HOME" "${TMPDIR:-/tmp}"', timeout_s=10)
             home, _, scratch = result.output.partition("\0")
-            self._places = home or "/", scratch or "/tmp"
+            usable = scratch.startswith("/") and len(scratch.encode("utf-8", "replace")) <= MAX_SCRATCH_BYTES
+            self._places = home or "/", scratch if usable else "/tmp"
         return self._places
 
     @asynccontextmanager

@@ -5,7 +5,11 @@ import pytest_asyncio
 
 from agent_loop.runtime import ToolStatus
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+ENGINES = [("strongest", "ripgrep"), ("strongest", "grep"), ("strongest", "busybox"), ("plain", "ripgrep")]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize(("pool", "engine"), ENGINES, indirect=True),
+]
 
 FILES = {
     "src/app.py": "import os\n\ndef main():\n    return os.getcwd()\n",
@@ -18,16 +22,30 @@ FILES = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["ripgrep", "grep"])
-async def tree(tools, request):
+@pytest.fixture
+def engine(request):
+    return request.param
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tree(tools, engine):
     """Files to search, in a sandbox that has ripgrep or only grep."""
     for path, text in FILES.items():
         await tools.sandbox.write_file(path, text.encode())
     await tools.sandbox.write_file("data.bin", b"main\0main\n")
     has_ripgrep = (await tools.sandbox.exec("command -v rg", timeout_s=5)).exit_code == 0
-    if request.param == "ripgrep" and not has_ripgrep:
+    if engine == "ripgrep" and not has_ripgrep:
         pytest.skip("needs ripgrep in the sandbox")
-    if request.param == "grep" and has_ripgrep:
+    if engine == "busybox":
+        if (await tools.sandbox.exec("command -v busybox", timeout_s=5)).exit_code:
+            pytest.skip("needs busybox in the sandbox")
+        # What an Alpine image has: every command is BusyBox's.
+        applets = "grep find ls touch seq yes head mkdir rm tr wc sh printf stat"
+        await tools.sh(
+            "mkdir .venv; for n in " + applets + '; do ln -s "$(type -P busybox)" .venv/$n; done; '
+            'export PATH="$PWD/.venv"; ! command -v rg'
+        )
+    if engine == "grep" and has_ripgrep:
         # A PATH with what the search and these tests need, and without rg.
         needed = "grep find ls touch seq yes head mkdir rm"
         await tools.sh(f'mkdir .venv; ln -s $(type -P {needed}) .venv/; export PATH="$PWD/.venv"; ! command -v rg')
@@ -75,7 +93,7 @@ async def test_one_file_can_be_searched(tree):
 
 
 async def test_pages_follow_each_other_without_gaps(tree):
-    await tree.sh("seq -f 'hit %g' 1 130 > many.txt")
+    await tree.sh("for n in $(seq 130); do echo hit $n; done > many.txt")
     seen, offset = [], 0
     while True:
         page = await tree("search_files", pattern="^hit", offset=offset, limit=50)
