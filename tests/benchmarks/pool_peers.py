@@ -1,4 +1,4 @@
-"""The pool beside its peers: `echo hi` one at a time, many at once, and sixteen sleeps, each with what is installed here.
+"""The pool beside its peers: `echo hi` one at a time, many at once, and sixteen sleeps, with what is installed here.
 
     python tests/benchmarks/pool_peers.py [--slots 16] [--rounds 50] [--json]
 

@@ -19,8 +19,9 @@ from sandbox_pool.conformance.runner import make_context
 
 ORDINARY_USER = "nobody"
 AS_USER = {"user": ORDINARY_USER, "python": "/usr/bin/python3"}
-ONCE = ("hundred_megabytes", "a_flood_does_not_fill_memory", "says_that_it_is_alive")
+ONCE = ("hundred_megabytes", "many_small_files", "a_flood_does_not_fill_memory", "says_that_it_is_alive")
 """Slow checks of code that no level changes: run at the first level only."""
+PLACES_AT_ONCE = 3
 PLACES = {
     "root": {"level": "namespaces-root"},
     "rootless": {"level": "namespaces-rootless", **AS_USER},
@@ -41,9 +42,11 @@ def checks_at(place):
     return [check for check in all_checks() if not any(name in check.id for name in ONCE)]
 
 
-async def run_all(place):
-    """Results of all checks at one level, by id; or why the level cannot be had here."""
+async def run_all(place, checks):
+    """Results of the checks at one level, by id; or why the level cannot be had here."""
     options = PLACES[place]
+    if "user" in options and not any(entry.pw_name == options["user"] for entry in pwd.getpwall()):
+        return f"there is no user {options['user']!r} here"
     folder = Path(tempfile.mkdtemp(prefix="hrl-"))
     os.chmod(folder, 0o711)  # noqa: PTH101 - servers of another user pass through
     config = PoolConfig(
@@ -57,7 +60,7 @@ async def run_all(place):
     try:
         async with SlotPool.from_config(config) as pool:
             context = await make_context(pool)
-            results = {result.id: result async for result in run_checks(checks_at(place), context, at_once=6)}
+            results = {result.id: result async for result in run_checks(checks, context)}
             context.close()
             return results
     except (IsolationUnavailable, HostStartFailed) as error:
@@ -67,20 +70,23 @@ async def run_all(place):
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    """Runs the whole suite once per level, when its first check is asked for."""
-    known = {}
+def outcomes(request):
+    """Results by place: all checks that were selected, run before the first of them is looked at."""
+    wanted = {}
+    for item in request.session.items:
+        if item.module is request.module and hasattr(item, "callspec"):
+            wanted.setdefault(item.callspec.params["place"], []).append(item.callspec.params["check"])
 
-    def of(place):
-        if place not in known:
-            options = PLACES[place]
-            if "user" in options and not any(entry.pw_name == options["user"] for entry in pwd.getpwall()):
-                known[place] = f"there is no user {options['user']!r} here"
-            else:
-                known[place] = asyncio.run(run_all(place))
-        return known[place]
+    async def run_places():
+        gate = asyncio.Semaphore(PLACES_AT_ONCE)
 
-    return of
+        async def run_place(place):
+            async with gate:
+                return place, await run_all(place, wanted[place])
+
+        return dict(await asyncio.gather(*(run_place(place) for place in wanted)))
+
+    return asyncio.run(run_places())
 
 
 CASES = [pytest.param(place, check, id=f"{place}-{check.id}") for place in PLACES for check in checks_at(place)]
@@ -89,7 +95,7 @@ CASES = [pytest.param(place, check, id=f"{place}-{check.id}") for place in PLACE
 @pytest.mark.parametrize(("place", "check"), CASES)
 @pytest.mark.timeout(300)
 def test_promise(place, check, outcomes):
-    results = outcomes(place)
+    results = outcomes[place]
     if isinstance(results, str):
         pytest.skip(f"this machine cannot isolate so: {results[:200]}")
     result = results[check.id]

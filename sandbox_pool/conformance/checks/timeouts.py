@@ -34,9 +34,10 @@ async def a_timeout_is_prompt(ctx: CheckContext) -> None:
 async def a_timeout_kills_the_whole_tree(ctx: CheckContext) -> None:
     """A timeout kills every process of that command, also what called setsid or forked twice."""
     async with ctx.lease() as box:
-        command = "setsid sleep 4321 & (setsid bash -c 'sleep 4322 & sleep 4323' &) ; nohup sleep 4324 & sleep 4325"
+        n = ctx.unique_seconds()
+        command = f"setsid sleep {n}1 & (setsid bash -c 'sleep {n}2 & sleep {n}3' &) ; nohup sleep {n}4 & sleep {n}5"
         await box.exec(command, timeout_s=0.7)
-        left = await box.exec('sleep 0.3; for n in 1 2 3 4 5; do pgrep -f "^sleep 432$n"; done | wc -l')
+        left = await box.exec(f"sleep 0.3; pgrep -f '^sleep {n}' | wc -l")
     expect_equal(left.output.strip(), "0", "processes left of the command")
 
 
@@ -66,12 +67,13 @@ async def cancelling_a_call_kills_its_command(ctx: CheckContext) -> None:
     """Cancelling the call kills the command's whole tree and nothing else."""
     async with ctx.lease() as box:
         await box.exec("sleep 56 & echo $! > pid")
-        task = asyncio.create_task(box.exec("touch began; setsid sleep 4331 & sleep 4332"))
+        n = ctx.unique_seconds()
+        task = asyncio.create_task(box.exec(f"touch began; setsid sleep {n}1 & sleep {n}2"))
         await ctx.until(lambda: _exists(box, "began"))
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        left = await box.exec("sleep 0.3; pgrep -f '^sleep 433[12]' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
+        left = await box.exec(f"sleep 0.3; pgrep -f '^sleep {n}' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
     expect_equal(left.output.split(), ["0", "alive"], "processes left, and the one from before")
 
 
