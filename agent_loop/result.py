@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_loop.messages import storable
 from agent_loop.model import Message, Segment
 from agent_loop.outcome import Outcome
 from agent_loop.records import SampledCall
@@ -99,10 +101,15 @@ class AgentResult:
     metrics: dict[str, float] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     """Token-exact training data; empty when the server gives no tokens, which `has_tokens` says."""
-    sampled_calls: list[SampledCall] = field(default_factory=list)
-    """Every request to the model as it went over the wire, when the server records tokens."""
+    wire_log: Callable[[], list[SampledCall]] = field(default=list, repr=False)
+    """Makes `sampled_calls`, which repeat every prompt whole: for long rollouts that is far more than the rest."""
     truncations: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sampled_calls(self) -> list[SampledCall]:
+        """Every request to the model as it went over the wire; empty when the server gives no tokens."""
+        return self.wire_log()
 
     @property
     def has_tokens(self) -> bool:
@@ -119,7 +126,7 @@ class AgentResult:
             "segments": self.segments,
             "sampled_calls": self.sampled_calls,
             "turns": [dict(vars(turn)) for turn in self.turns],
-            "tool_calls": [dict(vars(call)) for call in self.tool_calls],
+            "tool_calls": [storable(vars(call)) for call in self.tool_calls],
             "metrics": self.metrics,
             "truncations": self.truncations,
             "timing": self.timing,
