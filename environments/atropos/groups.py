@@ -18,7 +18,17 @@ Group = dict[str, Any]
 """tokens, masks, scores, inference_logprobs; optional advantages, messages, overrides, generation_params, ..."""
 
 Reason = Literal[
-    "size", "shape", "types", "not_finite", "masks", "logprobs", "untrained", "too_long", "no_signal", "messages"
+    "size",
+    "shape",
+    "types",
+    "not_finite",
+    "masks",
+    "logprobs",
+    "untrained",
+    "too_long",
+    "no_signal",
+    "messages",
+    "segments",
 ]
 
 ROW_KEYS = ("tokens", "masks", "inference_logprobs", "advantages", "ref_logprobs")
