@@ -1,0 +1,108 @@
+"""How sampled turns become chat messages: ids that are unique in the rollout, calls and results that always pair.
+
+`settle` is applied by the conversation that owns the history and again by the loop; the second time changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent_loop.model import Message, ModelCall, ModelTurn
+
+MALFORMED_NAME = "malformed_tool_call"
+"""Name under which unreadable markup stands in the history when it came beside real calls."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+class CallIds:
+    """Ids of one rollout's calls: the model's own where they are usable, fresh ones where missing or repeated."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def claim(self, wished: str | None) -> str:
+        """The wished id if nobody has it yet, else a fresh one."""
+        call_id = wished if wished and wished not in self._seen else f"call_{uuid.uuid4().hex[:24]}"
+        self._seen.add(call_id)
+        return call_id
+
+
+def settle(turn: ModelTurn, ids: CallIds) -> ModelTurn:
+    """The turn with a unique id on every call, and unreadable markup beside real calls turned into failed calls.
+
+    Markup that stands alone stays in `malformed`: it is answered by a user message, which every template can render.
+    """
+    calls = list(turn.calls)
+    malformed = turn.malformed
+    if calls and malformed:
+        calls += [ModelCall(MALFORMED_NAME, None, error=sentence) for sentence in malformed]
+        malformed = ()
+    settled = tuple(replace(call, id=ids.claim(call.id)) for call in calls)
+    return replace(turn, calls=settled, malformed=malformed)
+
+
+def assistant_message(turn: ModelTurn) -> Message:
+    """The message of a settled turn. Reasoning goes beside the content unless the content already holds it."""
+    message: Message = {"role": "assistant", "content": turn.content}
+    if turn.reasoning and turn.reasoning not in turn.content:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = [_tool_call(call) for call in turn.calls]
+    return message
+
+
+def tool_message(call: ModelCall, text: str) -> Message:
+    """The result of one call."""
+    return {"role": "tool", "tool_call_id": call.id, "name": _sendable_name(call), "content": text}
+
+
+def malformed_message(sentences: Sequence[str]) -> Message:
+    """The answer to a turn whose only tool markup could not be read."""
+    return {"role": "user", "content": json.dumps({"error": malformed_error(sentences)}, ensure_ascii=False)}
+
+
+def malformed_error(sentences: Sequence[str]) -> str:
+    """One error text for unreadable markup."""
+    return f"Your tool call could not be read and was not run: {' '.join(sentences)}"
+
+
+def arguments_text(raw: Any) -> str:
+    """Arguments as the history keeps them: what the model wrote when that is a JSON object, else a JSON object with it.
+
+    Servers parse the arguments of earlier calls and refuse the whole request over one that is not JSON.
+    """
+    if isinstance(raw, str):
+        try:
+            if isinstance(json.loads(raw), dict):
+                return raw
+        except (ValueError, RecursionError):
+            pass
+        return json.dumps({"unparsed_arguments": raw}, ensure_ascii=False)
+    if raw is None:
+        return "{}"
+    try:
+        text = json.dumps(raw, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return json.dumps({"unparsed_arguments": repr(raw)[:10_000]}, ensure_ascii=False)
+    return text if isinstance(raw, dict) else json.dumps({"unparsed_arguments": raw}, ensure_ascii=False)
+
+
+def sendable(text: str) -> str:
+    """Text that can be sent as UTF-8: halves of surrogate pairs become replacement characters."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _sendable_name(call: ModelCall) -> str:
+    """The call's name if a server would accept it as one; a name of 10,000 characters is not repeated to the model."""
+    return call.name if _NAME.fullmatch(call.name) else MALFORMED_NAME
+
+
+def _tool_call(call: ModelCall) -> dict[str, Any]:
+    function = {"name": _sendable_name(call), "arguments": sendable(arguments_text(call.arguments))}
+    return {"id": call.id, "type": "function", "function": function}
