@@ -9,6 +9,7 @@ a `TextParser` may read them from the text, so that malformed markup is not take
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from agent_loop.chat_errors import translate
@@ -25,15 +26,16 @@ from agent_loop.model import (
     ToolSchema,
 )
 from agent_loop.reasoning import extract_reasoning
+from tool_parsers import Parsed, get_parser
 
 Completion = Callable[..., Awaitable[Any]]
 TokenCounter = Callable[[Sequence[Message], Sequence[ToolSchema]], int]
 
 
 class TextParser(Protocol):
-    """A parser of `tool_parsers`: text -> content, reasoning, calls, errors."""
+    """A parser of `tool_parsers`: text -> `Parsed`."""
 
-    def parse(self, text: str, tools: Any = None) -> Any:
+    def parse(self, text: str, tools: Sequence[Any] | None = None) -> Parsed:
         """Parse one sampled text; never raises."""
 
 
@@ -44,11 +46,12 @@ class ChatServer:
         self,
         server: Any,
         model: str | None = None,
-        parser: TextParser | None = None,
+        parser: TextParser | str | None = None,
         count: TokenCounter | None = None,
     ) -> None:
+        """`parser` is one of `tool_parsers` or its name; `count` must also count messages that come after others."""
         self._server = server
-        self._parser = parser
+        self._parser = get_parser(parser) if isinstance(parser, str) else parser
         self._count = count
         self._complete = _completion_of(server, model)
 
@@ -153,22 +156,16 @@ def parsed_turn(turn: ModelTurn, parser: TextParser, tools: Sequence[ToolSchema]
         ModelCall(call.name, call.arguments, raw=call.raw, error=call.error, repaired=tuple(call.repaired))
         for call in parsed.calls
     )
-    malformed = tuple(str(error) for error in parsed.errors)
-    content = parsed.content if calls else turn.content
-    reasoning = turn.reasoning or parsed.reasoning
-    return ModelTurn(
-        content=content or "",
+    return replace(
+        turn,
+        content=parsed.content if calls else turn.content,
         calls=calls,
-        reasoning=reasoning,
-        malformed=malformed,
-        finish_reason=turn.finish_reason,
-        raw_text=turn.raw_text,
-        prompt_tokens=turn.prompt_tokens,
-        sampled_tokens=turn.sampled_tokens,
+        reasoning=turn.reasoning or parsed.reasoning or None,
+        malformed=tuple(error.message for error in parsed.errors),
     )
 
 
-def as_model_server(server: Any, model: str | None = None, parser: TextParser | None = None) -> ModelServer:
+def as_model_server(server: Any, model: str | None = None, parser: TextParser | str | None = None) -> ModelServer:
     """A `ModelServer` of whatever the user has: one already, an `AsyncOpenAI`, or a `chat_completion` server."""
     if callable(getattr(server, "open", None)) and callable(getattr(server, "count_tokens", None)):
         return server  # type: ignore[no-any-return]

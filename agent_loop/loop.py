@@ -50,7 +50,7 @@ class HermesAgentLoop:
         *,
         runtime: ToolRuntime | None = None,
         model: str | None = None,
-        tool_parser: TextParser | None = None,
+        tool_parser: TextParser | str | None = "hermes",
         parallel_tools: Collection[str] = (),
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -60,8 +60,8 @@ class HermesAgentLoop:
     ) -> None:
         """`sampling`, `limits` and `context`, when given, take the place of the single values before the star.
 
-        `model` names the model for an `AsyncOpenAI`; `tool_parser` reads calls from text where a chat server does not;
-        `parallel_tools` names tools that `tool_handler` may run beside each other.
+        `model` names the model for an `AsyncOpenAI`; `tool_parser` (a parser of `tool_parsers`, or its name) reads calls
+        from the text of chat servers that do not; `parallel_tools` names tools that `tool_handler` may run together.
         """
         self.task_id = task_id or str(uuid.uuid4())
         tools = list(tool_schemas if tool_schemas is not None else runtime.schemas() if runtime else ())
@@ -130,6 +130,10 @@ class HermesAgentLoop:
 def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: float) -> AgentResult:
     turns, calls = rollout.turns, rollout.tools.records
     metrics = rollout_metrics(turns, calls, outcome, len(rollout.truncations))
+    segments = rollout.conversation.segments()
+    if segments:
+        metrics["segments"] = float(len(segments))
+    sampled_calls = getattr(rollout.conversation, "sampled_calls", None)
     return AgentResult(
         messages=rollout.messages,
         managed_state=rollout.conversation.state(),
@@ -146,7 +150,8 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
         turns=turns,
         tool_calls=calls,
         metrics=metrics,
-        segments=rollout.conversation.segments(),
+        segments=segments,
+        sampled_calls=list(sampled_calls() if sampled_calls else ()),
         truncations=rollout.truncations,
         timing={"model_s": metrics["model_s"], "tools_s": metrics["tools_s"], "total_s": total_s},
     )

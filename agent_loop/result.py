@@ -7,6 +7,7 @@ from typing import Any
 
 from agent_loop.model import Message, Segment
 from agent_loop.outcome import Outcome
+from agent_loop.records import SampledCall
 from agent_loop.runtime import ToolStatus
 
 
@@ -98,6 +99,8 @@ class AgentResult:
     metrics: dict[str, float] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     """Token-exact training data; empty when the server gives no tokens, which `has_tokens` says."""
+    sampled_calls: list[SampledCall] = field(default_factory=list)
+    """Every request to the model as it went over the wire, when the server records tokens."""
     truncations: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
@@ -114,6 +117,7 @@ class AgentResult:
             "messages": self.messages,
             "has_tokens": self.has_tokens,
             "segments": self.segments,
+            "sampled_calls": self.sampled_calls,
             "turns": [dict(vars(turn)) for turn in self.turns],
             "tool_calls": [dict(vars(call)) for call in self.tool_calls],
             "metrics": self.metrics,

@@ -1,0 +1,277 @@
+"""Reads calls written as tags with one tag per parameter (Qwen3-Coder, MiniMax, DSML, MiniCPM, Kimi K3 and their kin).
+
+A parameter's closing tag counts only where structure follows (the next parameter, the end of the call, the end of
+text); anywhere else it is part of the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import unescape
+from typing import Any, Literal
+
+from tool_parsers.jsonread import Decoded, Fault, decode, loads
+from tool_parsers.readers.json_calls import JsonCalls
+from tool_parsers.schema import as_text, fitted, json_or_text, typed, types_of
+from tool_parsers.shapes import Keys
+from tool_parsers.spec import Reading, Scan, Segment
+
+Untyped = Literal["text", "json"]
+
+
+@dataclass
+class _Call:
+    """One call as its parameters are collected."""
+
+    name: str
+    start: int
+    arguments: dict[str, Any]
+    closed: bool = False
+    error: str | None = None
+    repaired: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """`OPENER (FUNCTION (PARAMETER value CLOSER)* FUNCTION_END)* CLOSER`; the patterns name their parts.
+
+    `function` has the group `name` (and `empty` for a self-closing tag); `parameter` has `key` and may have `type`.
+    """
+
+    function: re.Pattern[str]
+    function_ends: tuple[str, ...]
+    parameter: re.Pattern[str]
+    parameter_end: str
+    openers: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    trim_newline: bool = False
+    """Whether the template writes one newline on each side of a value."""
+    untyped: Untyped = "text"
+    """What to do with a value whose schema says nothing."""
+    json_body: bool = False
+    """Whether a call's body may be one JSON object instead of parameters."""
+    json_calls: bool = False
+    """Whether the opener may be followed by JSON call objects instead of tags."""
+    unwrap: tuple[str, ...] = ()
+    """Names of a single parameter that only wraps the real arguments, unless the schema declares it."""
+    attribute_types: bool = False
+    """Whether the parameter's own type attribute decides (`string="true"`, `type="number"`)."""
+    decode_value: Callable[[str], str] | None = None
+    unescape_attributes: bool = False
+    duplicates_are_errors: bool = False
+    repeated_name: bool = False
+    """Whether `tool.tool` means `tool` (a namespace with one function)."""
+
+    def find(self, scan: Scan, start: int) -> int:
+        """The next opener or function tag."""
+        place, _ = scan.first(self.openers, start)
+        match = scan.text.search(self.function, start)
+        if match is not None and match.start() < scan.end and (place < 0 or match.start() < place):
+            return match.start()
+        return place
+
+    def read(self, scan: Scan, start: int) -> Reading | None:
+        """Read every function tag of this opener."""
+        text = scan.text
+        opener = next((o for o in self.openers if text.at(o, start)), "")
+        place = text.skip_blanks(start + len(opener))
+        if not self._function_at(scan, place):
+            return self._without_function(scan, start, place, opener)
+        reading = Reading(place)
+        first = start
+        while (function := self._function_at(scan, place)) is not None:
+            call, place = self._call(scan, function)
+            after = text.skip_blanks(place)
+            closer = next((c for c in self.closers if text.at(c, after)), "")
+            end = after + len(closer) if closer else place
+            reading.calls.append(self._recorded(scan, call, (first, end), bool(closer) or call.closed))
+            place = first = end
+            if closer or not opener:
+                break
+            place = first = after if self._function_at(scan, after) else end
+        reading.end = min(place, scan.end)
+        return reading
+
+    def read_parameters(self, scan: Scan, segment: Segment) -> Reading:
+        """Read the parameters of a message whose header named the tool."""
+        outer, scan.end = scan.end, segment.end
+        call = _Call(segment.name, segment.opened, {}, closed=True)
+        place = self._parameters(scan, call, self._json_arguments(scan, call, segment.start))
+        if call.error is None and scan.text.raw[place : segment.end].strip():
+            call.error = f"The call `{call.name}` has text where a parameter was expected."
+        scan.end = outer
+        return Reading(segment.end, [self._recorded(scan, call, (segment.opened, segment.end), segment.closed)])
+
+    def _function_at(self, scan: Scan, place: int) -> re.Match[str] | None:
+        return self.function.match(scan.text.raw, place, scan.end)
+
+    def _without_function(self, scan: Scan, start: int, place: int, opener: str) -> Reading | None:
+        """An opener without a function tag: JSON where the format allows it, else a malformed call."""
+        if not opener:
+            return None
+        if self.json_calls and scan.text.raw[place : place + 1] in ("{", "["):
+            return JsonCalls((opener,), self.closers, Keys()).read_body(scan, start, place)
+        closer, marker = scan.first(self.closers, place)
+        following = self.find(scan, start + len(opener))
+        if closer >= 0 and (following < 0 or closer < following):
+            end = closer + len(marker)
+        else:
+            end = following if following >= 0 else scan.end
+        message = "A call began but names no function."
+        return Reading(end, errors=[scan.malformed(message, (start, end))])
+
+    # -- one call
+
+    def _call(self, scan: Scan, function: re.Match[str]) -> tuple[_Call, int]:
+        name = self._attribute(function.group("name"))
+        half = len(name) // 2
+        if self.repeated_name and name[:half] == name[half + 1 :] and name[half : half + 1] == ".":
+            name = name[:half]
+        call = _Call(name, function.start(), {})
+        place = function.end()
+        if function.groupdict().get("empty"):
+            call.closed = True
+            return call, place
+        place = self._parameters(scan, call, self._json_arguments(scan, call, place))
+        return call, self._function_end(scan, call, place)
+
+    def _parameters(self, scan: Scan, call: _Call, place: int) -> int:
+        properties = scan.tools.properties(call.name)
+        while (parameter := self.parameter.match(scan.text.raw, scan.text.skip_blanks(place), scan.end)) is not None:
+            place = self._parameter(scan, call, parameter, properties)
+        return place
+
+    def _json_arguments(self, scan: Scan, call: _Call, place: int) -> int:
+        body = scan.text.skip_blanks(place)
+        if not self.json_body or scan.text.raw[body : body + 1] != "{":
+            return place
+        outcome = decode(scan.text, body, self.function_ends + self.closers, scan.end)
+        if isinstance(outcome, Fault):
+            call.error = f"The arguments of `{call.name}` are not valid JSON: {outcome.message}."
+            return place
+        call.arguments, call.repaired = outcome.value, outcome.repairs
+        return outcome.end
+
+    def _parameter(self, scan: Scan, call: _Call, parameter: re.Match[str], properties: Mapping[str, Any]) -> int:
+        key = self._attribute(parameter.group("key"))
+        begin = parameter.end()
+        end, place = self._value_end(scan, begin)
+        if end == scan.end and place == end and call.error is None:
+            call.error = f"The call `{call.name}` was cut off inside its parameter `{key}`."
+        if key in call.arguments and self.duplicates_are_errors:
+            call.error = f"The parameter `{key}` of `{call.name}` is given twice."
+        value = scan.text.raw[begin:end]
+        if self.trim_newline:
+            value = _without_template_newlines(value)
+        if self.decode_value is not None:
+            value = self.decode_value(value)
+        kind = parameter.groupdict().get("type")
+        call.arguments[key] = self._typed(value, kind, properties.get(key))
+        return place
+
+    def _value_end(self, scan: Scan, begin: int) -> tuple[int, int]:
+        """Where the value ends and where reading goes on; both the region's end when it was cut off."""
+        text = scan.text
+        closer = text.find_structural(self.parameter_end, self.followers, begin)
+        opener = text.search(self.line_parameter, begin)
+        candidates = [opener.start()] if opener is not None else []
+        for end in (*self.function_ends, *self.closers):
+            place = text.find_structural(end, self.end_followers, begin)
+            candidates += [place] if place >= 0 else []
+        limit = min((place for place in candidates if place < scan.end), default=-1)
+        any_closer = scan.find(self.parameter_end, begin)
+        if limit >= 0 and (any_closer < 0 or limit < any_closer):
+            return limit, limit
+        if 0 <= closer < scan.end:
+            return closer, closer + len(self.parameter_end)
+        if limit >= 0:
+            return limit, limit
+        return scan.end, scan.end
+
+    @cached_property
+    def followers(self) -> re.Pattern[str]:
+        """What makes a parameter's closing tag structure."""
+        ends = "|".join(re.escape(end) for end in (*self.function_ends, *self.closers, *self.openers))
+        return re.compile(f"(?:{self.parameter.pattern}|{self.function.pattern}|{ends})".replace("?P<", "?P<f_"))
+
+    @cached_property
+    def end_followers(self) -> re.Pattern[str]:
+        """What makes the end tag of a function or a call structure."""
+        ends = "|".join(re.escape(end) for end in (*self.function_ends, *self.closers, *self.openers))
+        return re.compile(f"(?:{self.function.pattern}|{ends})")
+
+    @cached_property
+    def line_parameter(self) -> re.Pattern[str]:
+        """A parameter tag that can only be the next parameter: not one quoted in running text."""
+        return re.compile(f"(?<! ){self.parameter.pattern}")
+
+    def _function_end(self, scan: Scan, call: _Call, place: int) -> int:
+        after = scan.text.skip_blanks(place)
+        closer = next((c for c in self.function_ends if scan.text.at(c, after)), "")
+        if closer:
+            call.closed = True
+            return after + len(closer)
+        if call.error is None and not call.closed:
+            return self._lost(scan, call, after)
+        return min(place, scan.end)
+
+    def _lost(self, scan: Scan, call: _Call, place: int) -> int:
+        """Neither parameter nor end follows: skip to the next structure; stray text inside is an error."""
+        ends = (*self.function_ends, *self.closers)
+        stop, marker = scan.first(ends, place)
+        following = self.find(scan, place)
+        if stop >= 0 and (following < 0 or stop < following):
+            junk, end = scan.text.raw[place:stop], stop + len(marker) if marker in self.function_ends else stop
+        else:
+            end = following if following >= 0 else scan.end
+            junk = scan.text.raw[place:end]
+            if not following >= 0:
+                end = place
+        if junk.strip():
+            call.error = f"The call `{call.name}` has text where a parameter was expected: {junk.strip()[:40]!r}."
+        elif following < 0 and stop < 0 and not call.arguments:
+            call.error = f"The call `{call.name}` was cut off before it was complete."
+        return end
+
+    # -- values
+
+    def _typed(self, value: str, kind: str | None, schema: Any) -> Any:
+        untyped = json_or_text if self.untyped == "json" else None
+        if not self.attribute_types or kind is None:
+            return typed(value, schema, untyped)
+        if kind in ("true", "string"):
+            allowed = types_of(schema)
+            return typed(value, schema) if allowed and "string" not in allowed else value
+        outcome = loads(value)
+        if not isinstance(outcome, Decoded):
+            return typed(value, schema)
+        if types_of(schema) == {"string"}:
+            return as_text(outcome.value) if not isinstance(outcome.value, str) else value
+        return fitted(outcome.value, schema)
+
+    def _attribute(self, value: str) -> str:
+        return unescape(value) if self.unescape_attributes else value.strip()
+
+    def _recorded(self, scan: Scan, call: _Call, span: tuple[int, int], complete: bool) -> Any:
+        arguments = self._unwrapped(scan, call)
+        return scan.call(call.name, arguments, span, complete=complete, repaired=call.repaired, error=call.error)
+
+    def _unwrapped(self, scan: Scan, call: _Call) -> Any:
+        if len(call.arguments) != 1 or call.name not in scan.tools.parameters:
+            return call.arguments
+        ((key, value),) = call.arguments.items()
+        if key not in self.unwrap or key in scan.tools.properties(call.name):
+            return call.arguments
+        if isinstance(value, str):
+            outcome = loads(value)
+            value = outcome.value if isinstance(outcome, Decoded) else value
+        return value if isinstance(value, dict) else call.arguments
+
+
+def _without_template_newlines(value: str) -> str:
+    if value.startswith("\n"):
+        value = value[1:]
+    return value[:-1] if value.endswith("\n") else value
