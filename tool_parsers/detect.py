@@ -77,6 +77,8 @@ _IN_TEXT = (
 )
 _IN_TEMPLATE = (
     *_UNIQUE,
+    Signature("gigachat3", ("message_sep", "function call")),
+    Signature("lfm2", ("<|tool_list_start|>",)),
     Signature("functionary_v32", (">>>", "all\\n")),
     Signature("functionary_v32", (">>>all",)),
     Signature("hy_v3", ("<tool_sep",)),
@@ -84,7 +86,6 @@ _IN_TEMPLATE = (
     Signature("poolside_v1", ("<arg_key>", "</assistant>")),
     Signature("ling3", ("<arg_key>", "<|role_end|>")),
     Signature("spark25", ("<arg_key>", "<｜end▁of▁sentence｜>")),
-    Signature("glm47", ("<arg_key>",), ("\\n<arg_key>",)),
     Signature("glm45", ("<arg_key>",)),
     Signature("functionary_v31", ("<function=",)),
     Signature("apriel16", ("<tool_calls>", "[BEGIN FINAL RESPONSE]")),

@@ -129,7 +129,11 @@ class Elements:
         stop = scan.find(self.prefix, begin)
         if end < 0 or (not text_only and stop < end):
             raise _ElementFault(f"the element <{key}> is not closed", end < 0 and stop < 0)
-        return typed(scan.text.raw[begin:end], schema, json_or_text), end + len(end_tag)
+        value = scan.text.raw[begin:end]
+        if not value and types_of(schema) in ({"array"}, {"object"}):
+            # The template writes an empty container as an empty element.
+            return ([] if types_of(schema) == {"array"} else {}), end + len(end_tag)
+        return typed(value, schema, json_or_text), end + len(end_tag)
 
     def _collected(self, found: list[tuple[str, Any]], schema: Any, depth: int) -> Any:
         """Elements named `item` are a list, everything else an object; a repeated key gathers its values."""

@@ -27,6 +27,7 @@ class Pairs:
     kind: tuple[str, str] = ("", "")
     """Optional tags between key and value that name the value's type."""
     separator: str = ""
+    section_end: str = ""
     json_body: bool = False
     """Whether JSON call objects may stand between opener and closer."""
     untyped_json: bool = False
@@ -41,7 +42,13 @@ class Pairs:
     @cached_property
     def end_followers(self) -> re.Pattern[str]:
         """What makes a call's closing tag structure when its last value was never closed."""
-        return re.compile(re.escape(self.opener) + "|</")
+        return re.compile("|".join(re.escape(marker) for marker in (self.opener, self.section_end) if marker))
+
+    @cached_property
+    def next_pair(self) -> re.Pattern[str]:
+        """A key that can only be the next pair: one that has its value behind it."""
+        key, key_end = map(re.escape, self.key)
+        return re.compile(rf"{key}[^<>\n]{{1,256}}{key_end}(?:\s|\\n){{0,20}}(?:{re.escape(self.value[0])})")
 
     def find(self, scan: Scan, start: int) -> int:
         """The next opener."""
@@ -116,7 +123,8 @@ class Pairs:
         text = scan.text
         closer = text.find_structural(self.value[1], self.followers, begin)
         any_closer = scan.find(self.value[1], begin)
-        key = scan.find(self.key[0], begin)
+        pair = text.search(self.next_pair, begin)
+        key = pair.start() if pair is not None else -1
         end = text.find_structural(self.closer, self.end_followers, begin)
         limit = min((p for p in (key, end) if 0 <= p < scan.end), default=-1)
         if limit >= 0 and (any_closer < 0 or limit < any_closer):

@@ -158,7 +158,7 @@ class Tagged:
     def _parameter(self, scan: Scan, call: _Call, parameter: re.Match[str], properties: Mapping[str, Any]) -> int:
         key = self._attribute(parameter.group("key"))
         begin = parameter.end()
-        end, place = self._value_end(scan, begin)
+        end, place = self._value_end(scan, begin, properties)
         if end == scan.end and place == end and call.error is None:
             call.error = f"The call `{call.name}` was cut off inside its parameter `{key}`."
         if key in call.arguments and self.duplicates_are_errors:
@@ -172,17 +172,16 @@ class Tagged:
         call.arguments[key] = self._typed(value, kind, properties.get(key))
         return place
 
-    def _value_end(self, scan: Scan, begin: int) -> tuple[int, int]:
+    def _value_end(self, scan: Scan, begin: int, properties: Mapping[str, Any]) -> tuple[int, int]:
         """Where the value ends and where reading goes on; both the region's end when it was cut off."""
         text = scan.text
         closer = text.find_structural(self.parameter_end, self.followers, begin)
-        opener = text.search(self.line_parameter, begin)
-        candidates = [opener.start()] if opener is not None else []
+        any_closer = scan.find(self.parameter_end, begin)
+        candidates = self._next_parameter(scan, begin, any_closer, properties)
         for end in (*self.function_ends, *self.closers):
             place = text.find_structural(end, self.end_followers, begin)
             candidates += [place] if place >= 0 else []
         limit = min((place for place in candidates if place < scan.end), default=-1)
-        any_closer = scan.find(self.parameter_end, begin)
         if limit >= 0 and (any_closer < 0 or limit < any_closer):
             return limit, limit
         if 0 <= closer < scan.end:
@@ -190,6 +189,16 @@ class Tagged:
         if limit >= 0:
             return limit, limit
         return scan.end, scan.end
+
+    def _next_parameter(self, scan: Scan, begin: int, before: int, properties: Mapping[str, Any]) -> list[int]:
+        """Where the next parameter opens although this one was not closed; a tag the schema does not know is data."""
+        before = before if before >= 0 else scan.end
+        match = scan.text.search(self.line_parameter, begin)
+        while match is not None and match.start() < before:
+            if not properties or self._attribute(match.group("key")) in properties:
+                return [match.start()]
+            match = scan.text.search(self.line_parameter, match.end())
+        return []
 
     @cached_property
     def followers(self) -> re.Pattern[str]:
@@ -205,8 +214,8 @@ class Tagged:
 
     @cached_property
     def line_parameter(self) -> re.Pattern[str]:
-        """A parameter tag that can only be the next parameter: not one quoted in running text."""
-        return re.compile(f"(?<! ){self.parameter.pattern}")
+        """A parameter tag that can be the next parameter: not one quoted in running text."""
+        return re.compile((r"(?<=\n)" if self.trim_newline else "(?<! )") + self.parameter.pattern)
 
     def _function_end(self, scan: Scan, call: _Call, place: int) -> int:
         after = scan.text.skip_blanks(place)
