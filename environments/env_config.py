@@ -31,13 +31,13 @@ class _Strict(BaseModel):
 
 
 class ServerConfig(_Strict):
-    """One inference server. All but `openai` and `cpu-model` give training-grade tokens."""
+    """One inference server. All but `openai` give training-grade tokens."""
 
     base_url: str = ""
     """Root of the server, with or without /v1. Not needed for `cpu-model` and `standin`, which are started here."""
     model_name: str = "default"
     server_type: ServerType = "auto"
-    """`auto` asks the server what it is. `openai` is any chat endpoint: rollouts without tokens, for evaluation and SFT."""
+    """`auto` asks the server what it is. `openai`: any chat endpoint; rollouts without tokens, for evaluation, SFT."""
     api_key: SecretStr | None = None
     api_key_env: str | None = None
     """Name of the variable that holds the key, read once at the start."""
@@ -128,11 +128,8 @@ class RunConfig(_Strict):
 
     environment: str = Field(default="", description="A shipped environment, or `module:Class`.")
     env: HermesAgentEnvConfig = Field(default_factory=HermesAgentEnvConfig)
-    openai: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig(server_type="standin")], min_length=1)
+    openai: ServerConfig | list[ServerConfig] = Field(default_factory=lambda: ServerConfig(server_type="standin"))
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_server_may_stand_alone(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("openai"), dict):
-            return {**data, "openai": [data["openai"]]}
-        return data
+    def servers(self) -> list[ServerConfig]:
+        """The servers, however many were given."""
+        return self.openai if isinstance(self.openai, list) else [self.openai]

@@ -28,18 +28,21 @@ class FrozenWorkspace:
 
     def __init__(self, directory: Path, workdir: str) -> None:
         self._directory = directory
-        self.workdir = workdir
+        self.layer: str | None = None
+        """Snapshot of the slot's whole writable layer, when that was asked for."""
         self.files = directory / "workspace"
         self.agent_state = AgentState(self.files, workdir)
 
     @classmethod
-    async def take(cls, sandbox: Sandbox, workdir: str) -> FrozenWorkspace:
-        """Stop the agent's processes and copy its workspace."""
-        await sandbox.kill_all()
+    async def take(cls, sandbox: Sandbox, whole_layer: bool = False) -> FrozenWorkspace:
+        """Stop the agent's processes and copy its workspace; with `whole_layer` keep everything else it wrote too."""
+        await sandbox.stop_processes()
         directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="hermes-frozen-"))
-        frozen = cls(directory, workdir)
+        frozen = cls(directory, sandbox.workdir)
         try:
-            await sandbox.download(workdir, frozen.files)
+            await sandbox.download(sandbox.workdir, frozen.files)
+            if whole_layer:
+                frozen.layer = await sandbox.snapshot()
         except BaseException:
             await frozen.close()
             raise
@@ -47,7 +50,7 @@ class FrozenWorkspace:
 
     async def put_into(self, sandbox: Sandbox) -> None:
         """Lay the workspace out in a fresh slot."""
-        await sandbox.upload(self.files, self.workdir)
+        await sandbox.upload(self.files, sandbox.workdir)
 
     async def close(self) -> None:
         """Remove the copy from the host."""

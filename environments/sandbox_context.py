@@ -7,7 +7,9 @@ redacted or reworded.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -68,11 +70,14 @@ class SandboxContext:
 
     async def stat(self, path: str) -> FileStat:
         """What is there, without following a symlink; OSError when nothing is."""
-        return await (await self.sandbox()).stat(path)
+        found = await (await self.sandbox()).stat(path)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return found
 
     async def list_dir(self, path: str = ".") -> Sequence[str]:
         """Names in a directory."""
-        return await (await self.sandbox()).list_dir(path)
+        return [name for name, _ in await (await self.sandbox()).list_dir(path)]
 
     async def upload_file(self, local: str | Path, remote: str) -> None:
         """Copy a host file into the sandbox, byte for byte."""

@@ -14,6 +14,9 @@ from sandbox_pool.spec import SandboxSpec
 class Sandbox(Protocol):
     """One leased slot."""
 
+    workdir: str
+    """Where commands start, as they see it."""
+
     async def exec(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a bash command; state persists between calls."""
 
@@ -23,11 +26,11 @@ class Sandbox(Protocol):
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace, with parent directories."""
 
-    async def stat(self, path: str) -> FileStat:
-        """What is there; symlinks are not followed."""
+    async def stat(self, path: str) -> FileStat | None:
+        """What is there, symlinks not followed; None when nothing is."""
 
-    async def list_dir(self, path: str) -> Sequence[str]:
-        """Names in a directory."""
+    async def list_dir(self, path: str) -> Sequence[tuple[str, FileStat]]:
+        """Entries of a directory by name."""
 
     async def upload(self, local: Path, remote: str) -> None:
         """Copy a file or a tree into the slot."""
@@ -38,8 +41,8 @@ class Sandbox(Protocol):
     async def snapshot(self) -> str:
         """Keep the slot's files under a name that `lease_from` takes."""
 
-    async def kill_all(self) -> None:
-        """End every process of the slot."""
+    async def stop_processes(self) -> int:
+        """Kill everything that runs in the slot and keep its files."""
 
 
 class Pool(Protocol):

@@ -65,16 +65,27 @@ class ToolContext(SandboxContext):
         for path, data in files.items():
             await self.write_file(path, data)
 
+    async def release_fork(self) -> None:
+        """Give the fork back, and the snapshot it came from. The frozen copy is its owner's to remove."""
+        await self._stack.aclose()
+        if self._frozen.layer is not None:
+            layer, self._frozen.layer = self._frozen.layer, None
+            await self._pool.drop_snapshot(layer)
+
     async def close(self) -> None:
         """Give the fork back and remove the frozen copy."""
         try:
-            await self._stack.aclose()
+            await self.release_fork()
         finally:
             await self._frozen.close()
 
     async def _make_fork(self) -> Sandbox:
-        fork = await self._stack.enter_async_context(self._pool.lease(f"{self._task_id}/verify", self._spec))
-        await self._frozen.put_into(fork)
+        task_id = f"{self._task_id}/verify"
+        if self._frozen.layer is not None:
+            fork = await self._stack.enter_async_context(self._pool.lease_from(self._frozen.layer, task_id))
+        else:
+            fork = await self._stack.enter_async_context(self._pool.lease(task_id, self._spec))
+            await self._frozen.put_into(fork)
         context = SandboxContext(fork)
         await context.exec(CLEAN_ENVIRONMENT)
         await context.remove(*self._verifier_paths)

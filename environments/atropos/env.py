@@ -120,6 +120,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         stop = Stop()
         with stop.on_signals():
             try:
+                await self.open_up()
                 await self.setup()
                 async with RolloutApi(self.config.rollout_server_url) as api:
                     await self._serve(api, stop)
@@ -127,8 +128,11 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
                 await self.shut_down()
                 self._log_end()
 
+    async def open_up(self) -> None:
+        """Open what rollouts need, before `setup`."""
+
     async def shut_down(self) -> None:
-        """Release what `setup` opened; called once, however serve, process or evaluate ended."""
+        """Close what `open_up` opened; called once, however serve, process or evaluate ended."""
 
     async def _serve(self, api: RolloutApi, stop: Stop) -> None:
         link = ApiLink(api, self._registration_request(), stop, self.config.api_wait_s)

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("bench", "doctor", "verify")
+VERBS = ("bench", "doctor", "evaluate", "process", "serve", "verify")
 
 
 _SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)

@@ -29,7 +29,7 @@ async def agent(pool: DirectoryPool) -> AsyncIterator[DirectorySandbox]:
 
 
 async def context(pool: DirectoryPool, agent: DirectorySandbox, *verifier_paths: str) -> ToolContext:
-    frozen = await FrozenWorkspace.take(agent, "/workspace")
+    frozen = await FrozenWorkspace.take(agent)
     return ToolContext(frozen, pool, SandboxSpec(), "rollout", verifier_paths)
 
 
@@ -126,7 +126,7 @@ async def test_call_tool_gives_what_the_model_would_read(pool: DirectoryPool, ag
     async def tool(sandbox: object, name: str, arguments: dict[str, object]) -> str:
         return f'{{"name": "{name}"}}' if arguments else "plain text"
 
-    frozen = await FrozenWorkspace.take(agent, "/workspace")
+    frozen = await FrozenWorkspace.take(agent)
     ctx = ToolContext(frozen, pool, SandboxSpec(), "rollout", call_tool=tool)
     assert await ctx.call_tool("read_file", {"path": "x"}) == {"name": "read_file"}
     assert await ctx.call_tool("x", {}) == {"output": "plain text"}

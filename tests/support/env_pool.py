@@ -23,8 +23,9 @@ class DirectorySandbox:
 
     isolation = "plain"
 
-    def __init__(self, root: Path, task_id: str, pool: DirectoryPool) -> None:
-        self.root, self.task_id, self._pool = root, task_id, pool
+    def __init__(self, root: Path, task_id: str, pool: DirectoryPool, spec: SandboxSpec) -> None:
+        self.root, self.task_id, self._pool, self.spec = root, task_id, pool, spec
+        self.workdir = "/workspace"
         self.lost = False
         self._groups: set[int] = set()
 
@@ -66,17 +67,18 @@ class DirectorySandbox:
         self._path(path).parent.mkdir(parents=True, exist_ok=True)
         self._path(path).write_bytes(data)
 
-    async def stat(self, path: str) -> FileStat:
+    async def stat(self, path: str) -> FileStat | None:
         try:
             info = self._path(path).lstat()
-        except OSError as error:
-            raise SandboxFileError(error.errno, error.strerror, path) from error
+        except FileNotFoundError:
+            return None
         kinds = {modes.S_IFREG: "file", modes.S_IFDIR: "dir", modes.S_IFLNK: "symlink"}
         kind = kinds.get(modes.S_IFMT(info.st_mode), "other")
         return FileStat(kind, info.st_size, modes.S_IMODE(info.st_mode), info.st_mtime_ns)
 
-    async def list_dir(self, path: str = ".") -> list[str]:
-        return sorted(entry.name for entry in self._path(path).iterdir())
+    async def list_dir(self, path: str = ".") -> list[tuple[str, FileStat]]:
+        names = sorted(entry.name for entry in self._path(path).iterdir())
+        return [(name, found) for name in names if (found := await self.stat(f"{path}/{name}"))]
 
     async def upload(self, local: Path, remote: str) -> None:
         _copy(local, self._path(remote))
@@ -89,13 +91,15 @@ class DirectorySandbox:
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name
 
-    async def kill_all(self) -> None:
+    async def stop_processes(self) -> int:
+        count = len(self._groups)
         for group in self._groups:
             try:
                 os.killpg(group, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self._groups.clear()
+        return count
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -141,14 +145,14 @@ class DirectoryPool:
                 shutil.copytree(self.home / snapshot, root, symlinks=True)
             for path, data in (spec.files if spec else {}).items():
                 (root / path).write_bytes(data)
-            sandbox = DirectorySandbox(root, task_id, self)
+            sandbox = DirectorySandbox(root, task_id, self, spec or SandboxSpec())
             self.leases.append(task_id)
             self.live[task_id] = sandbox
             try:
                 yield sandbox
             finally:
                 del self.live[task_id]
-                await sandbox.kill_all()
+                await sandbox.stop_processes()
                 shutil.rmtree(root, ignore_errors=True)
 
     async def drop_snapshot(self, snapshot: str) -> None:
