@@ -154,7 +154,8 @@ class Dispatcher:
             raise
         if host.state == "gone":
             raise SandboxLost(f"{host.name} went away while slot {slot} was leased")
-        grant = Grant(host, slot, epoch, waiter.task_id, waiter.spec)
+        workdir = client.sandbox(slot, epoch, task_id=waiter.task_id, spec=waiter.spec).workdir
+        grant = Grant(host, slot, epoch, waiter.task_id, waiter.spec, workdir)
         self._metrics.bump("leases")
         if host.leased(grant):
             self._metrics.bump("reuses")
@@ -239,6 +240,7 @@ class Dispatcher:
         if final:
             if not self._first.done():
                 self._first.set_exception(error)
+                self._first.exception()  # a pool with min_hosts=0 has nobody who waits for it
             if not any(host.serves for host in self._fleet.hosts.values() if host.key == key):
                 self.queue.fail(error, key)
 

@@ -110,7 +110,7 @@ class Fleet:
 
     def counted(self) -> list[PooledHost]:
         """Hosts that count against `max_hosts`: all but those that only serve their last leases out."""
-        return [host for host in self.hosts.values() if host.state == "starting" or host.serves]
+        return [host for host in self.hosts.values() if host.state in ("starting", "ready")]
 
     def grow(self, key: str, spec: SandboxSpec) -> None:
         """Start one more host."""

@@ -43,6 +43,8 @@ class Grant:
     epoch: int
     task_id: str
     spec: SandboxSpec
+    workdir: str
+    """Where commands start, as they see it."""
     since_s: float = field(default_factory=time.monotonic)
 
 

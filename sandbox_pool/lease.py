@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from sandbox_pool.client import HostClient
     from sandbox_pool.hosts import Grant
     from sandbox_pool.pool import SlotPool
+    from sandbox_pool.providers.base import Host
 
 
 class Lease(Sandbox):
     """A sandbox that belongs to one task. Once it was released or taken back, calls raise `StaleLease`."""
 
     def __init__(self, pool: SlotPool, client: HostClient, grant: Grant) -> None:
-        super().__init__(client, grant.slot, grant.epoch, task_id=grant.task_id, spec=grant.spec)
+        super().__init__(
+            client.sandbox(grant.slot, grant.epoch, task_id=grant.task_id, spec=grant.spec)._connection,
+            grant.slot,
+            grant.epoch,
+            task_id=grant.task_id,
+            spec=grant.spec,
+            isolation=client.info.isolation,
+            workdir=grant.workdir,
+        )
+        self.host_info = client.info
         self._pool = pool
         self._grant = grant
 
@@ -30,9 +40,10 @@ class Lease(Sandbox):
         return self._grant.host.name
 
     @property
-    def isolation(self) -> str:
-        """The isolation this slot really has."""
-        return self._client.info.isolation
+    def endpoint(self) -> Host:
+        """Address and token of that host, for tools that speak to it directly."""
+        assert self._grant.host.host is not None
+        return self._grant.host.host
 
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
         """As `Sandbox.exec`; the pool keeps the latency for its metrics."""
@@ -43,9 +54,7 @@ class Lease(Sandbox):
 
     async def snapshot(self) -> str:
         """As `Sandbox.snapshot`; the pool learns where it is, so that `lease_from` can use it."""
-        name = await super().snapshot()
-        self._pool.remember_snapshot(name, self._grant)
-        return name
+        return self._pool.remember_snapshot(await super().snapshot(), self._grant)
 
     async def release(self) -> None:
         """Give the slot back; returns when its processes are gone and its files are dropped. Safe to call twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     """The q-quantile (0..1) of sorted values, by nearest rank."""
     if not ordered:
         return 0.0
-    return ordered[min(len(ordered) - 1, max(0, round(q * len(ordered) + 0.5) - 1))]
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(q * len(ordered)) - 1))]
 
 
 class Reservoir:

@@ -217,9 +217,9 @@ class SlotPool:
         else:
             await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._home)))
 
-    def remember_snapshot(self, snapshot: str, grant: Grant) -> None:
-        """A lease made a snapshot: the pool must know where it is."""
-        self._snapshots.add(snapshot, grant.host, grant.spec)
+    def remember_snapshot(self, snapshot: str, grant: Grant) -> str:
+        """A lease made a snapshot: the pool must know where it is. Its name in this pool."""
+        return self._snapshots.add(snapshot, grant.host, grant.spec)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Forget a snapshot and free its space on every host that has a copy."""

@@ -57,10 +57,12 @@ class SnapshotStore:
     def __init__(self) -> None:
         self._snapshots: dict[str, _Snapshot] = {}
 
-    def add(self, name: str, host: PooledHost, spec: SandboxSpec) -> None:
-        """A lease on this host made it. Safe from any thread."""
-        self._snapshots[name] = _Snapshot(spec, {host: name})
-        host.snapshots.add(name)
+    def add(self, snapshot: str, host: PooledHost, spec: SandboxSpec) -> str:
+        """A lease on this host made it. Its name in the pool: hosts number theirs alike. Safe from any thread."""
+        name = f"{host.name}/{snapshot}"
+        self._snapshots[name] = _Snapshot(spec, {host: snapshot})
+        host.snapshots.add(snapshot)
+        return name
 
     def spec_of(self, name: str) -> SandboxSpec:
         """The spec of the slot it was made in; whoever starts from it gets the same."""
