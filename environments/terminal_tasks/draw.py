@@ -90,8 +90,3 @@ class Draw:
 def text(lines: Sequence[object]) -> str:
     """Lines as a text file."""
     return "".join(f"{line}\n" for line in lines)
-
-
-def heredoc(path: str, body: str) -> str:
-    """A command that writes a text to a file, whatever is in it."""
-    return f"cat > {path} <<'END_OF_TEXT'\n{body}END_OF_TEXT"

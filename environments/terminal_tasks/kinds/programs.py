@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from environments.shell_text import heredoc
 from environments.terminal_tasks.checks import FileIs, LinesAre, NumberIs, ScriptPrints
-from environments.terminal_tasks.draw import Draw, heredoc, text
+from environments.terminal_tasks.draw import Draw, text
 from environments.terminal_tasks.kinds.registry import kind
 from environments.terminal_tasks.task import Plan
 

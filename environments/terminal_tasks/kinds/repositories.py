@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from environments.shell_text import heredoc
 from environments.terminal_tasks.checks import Check, FileIs, KindIs, Missing
-from environments.terminal_tasks.draw import Draw, heredoc, text
+from environments.terminal_tasks.draw import Draw, text
 from environments.terminal_tasks.git_checks import BranchIs, CommitIs
 from environments.terminal_tasks.kinds.registry import kind
 from environments.terminal_tasks.task import Plan
