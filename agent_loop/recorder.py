@@ -130,11 +130,10 @@ class RecordedConversation:
     def state(self) -> dict[str, Any]:
         """Segments in the shape of atroposlib's ManagedServer."""
         reasons = {call.segment: call.finish_reason for call in self.sampled_calls()}
-        decode = self._template.tokenizer.decode
         return {
             "nodes": [
                 {
-                    "full_text": decode(segment.tokens, skip_special_tokens=False),
+                    "full_text": self._template.decode(segment.tokens),
                     "tokens": segment.tokens,
                     "masked_tokens": segment.masks,
                     "logprobs": segment.logprobs,
@@ -160,7 +159,7 @@ class RecordedConversation:
         self._last_id = ids[-1] if ids else None
         self._pending, self._glue = [], None
         spoken = ids[:-1] if self._last_id in self._template.stop_ids else ids
-        text = self._template.tokenizer.decode(spoken, skip_special_tokens=False)
+        text = self._template.decode(spoken)
         self._turn = as_turn(self._read_turn(text, self._tools), text, generation, prompt_tokens)
         return self._turn
 

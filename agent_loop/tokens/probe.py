@@ -23,6 +23,7 @@ from agent_loop.tokens.template import (
     Traits,
     marker_turn,
     render_after_marker,
+    special_texts,
     split_after_marker,
 )
 
@@ -105,9 +106,7 @@ class _Prober:
     def __init__(self, renderer: Renderer, stops: Sequence[str]) -> None:
         self.render = renderer
         self.stops = list(stops)
-        added = renderer.tokenizer.added_tokens_decoder
-        special = set(renderer.tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
-        self.special = sorted({_text(renderer.tokenizer, i) for i in special} - {""}, key=len, reverse=True)
+        self.special = special_texts(renderer.tokenizer)
 
     def traits(self) -> Traits:
         """Everything about the template."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from agent_loop.model import Message, ModelRefused, ToolSchema
+from agent_loop.tokens.guard import Guard, pieces
 from agent_loop.tokens.messages import MessageShape, shape_messages
 
 MARKER = "Zq7kVx9w"
@@ -38,6 +39,14 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Ids to text."""
+
+
+def special_texts(tokenizer: Tokenizer) -> list[str]:
+    """The spellings of a tokenizer's special tokens, longest first."""
+    added = tokenizer.added_tokens_decoder
+    ids = set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+    texts = {tokenizer.decode([i], skip_special_tokens=False) for i in ids}
+    return sorted(texts - {""}, key=len, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,10 @@ class Renderer:
     tokenizer: Tokenizer
     template: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    guard: Guard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = Guard(special_texts(self.tokenizer))
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool, shape: MessageShape
@@ -85,7 +98,7 @@ class Renderer:
         """The conversation as text; raises TemplateRefused with the template's own words when it raises."""
         try:
             text = self.tokenizer.apply_chat_template(
-                shape_messages(messages, shape),
+                self.guard.protect(shape_messages(messages, shape)),
                 tools=list(tools) or None,
                 chat_template=self.template,
                 add_generation_prompt=generate,
@@ -115,7 +128,12 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text; the template writes every special token itself."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        encode = self.tokenizer.encode
+        return [token for piece in pieces(text) for token in encode(piece, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, character for character: special tokens stay, nothing is tidied up."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """The whole view as text, ready for sampling."""
