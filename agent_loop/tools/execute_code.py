@@ -22,6 +22,7 @@ from sandbox_pool.results import ExecResult
 
 _NO_PYTHON = 127
 _OLD_PYTHON = 86
+_NOTE_BYTES = 500
 _INTERRUPTS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP))
 
 
@@ -35,7 +36,8 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
     except UnicodeEncodeError:
         raise InvalidArguments("The code has characters that are not valid Unicode.", status="error") from None
     name = secrets.token_hex(8)
-    folder, socket_path = f"/tmp/hermes_code_{name}", f"/tmp/hermes_rpc_{name}.sock"
+    scratch = await ctx.workspace.scratch()
+    folder, socket_path = f"{scratch}/hermes_code_{name}", f"{scratch}/hermes_rpc_{name}.sock"
     bridge = ScriptBridge(ctx, token=secrets.token_hex(16))
     job = {
         "folder": folder,
@@ -49,7 +51,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
     _check_python(bridge, result)
     if result.timed_out or result.signal:
         # Killed, it could not tidy up after itself.
-        await ctx.sandbox.remove(folder)
+        await ctx.workspace.remove(folder, recursive=True)
     return ToolReturn(
         _report(ctx, bridge, result),
         timed_out=result.timed_out,
@@ -97,7 +99,9 @@ def _check_python(bridge: ScriptBridge, result: ExecResult) -> None:
 
 def _report(ctx: ToolContext, bridge: ScriptBridge, result: ExecResult) -> dict[str, Any]:
     limits = ctx.config.script
-    output, _ = cap_bytes(ctx.redact(strip_ansi(result.output)), limits.stdout_bytes)
+    # A note about what the server left out comes on top of the limit.
+    room = limits.stdout_bytes + (_NOTE_BYTES if result.truncation else 0)
+    output, _ = cap_bytes(ctx.redact(strip_ansi(result.output)), room)
     stderr, _ = cap_bytes(ctx.redact(strip_ansi(result.stderr)), limits.stderr_bytes)
     status, error = _status(result, stderr, limits.timeout_s)
     if status != "success" and stderr.strip():

@@ -13,8 +13,6 @@ from agent_loop.tools.text_file import split_lines
 from agent_loop.tools.tool import Tool, ToolContext, load_schema
 from sandbox_pool.results import LogChunk
 
-LOG_BYTES = 200_000
-"""How much of a process's output the slot keeps."""
 _POLL_CHARS = 1_000
 _WAIT_CHARS = 2_000
 _LIST_CHARS = 200
@@ -34,14 +32,15 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     return await _ACTIONS[action](ctx, entry, arguments)
 
 
-async def _log(ctx: ToolContext, entry: Background, limit: int = LOG_BYTES) -> LogChunk:
-    chunk = await entry.process.log(offset=-limit, limit=limit)
+async def _log(ctx: ToolContext, entry: Background, offset: int = 0) -> LogChunk:
+    chunk = await entry.process.log(offset=offset)
+    entry.log_end = chunk.next_offset
     return LogChunk(ctx.redact(strip_ansi(chunk.data)), chunk.offset, chunk.next_offset, chunk.dropped)
 
 
 async def _tail(ctx: ToolContext, entry: Background, chars: int) -> str:
     # A secret or an escape sequence cut in half would no longer be recognised: read more than is shown.
-    return (await _log(ctx, entry, limit=chars * 4 + 4096)).data[-chars:]
+    return (await _log(ctx, entry, max(0, entry.log_end - chars * 4 - 4096))).data[-chars:]
 
 
 def _state(entry: Background) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Background:
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     ended: float | None = None
     exit_code: int | None = None
+    log_end: int = 0
+    """Bytes of output seen so far: the next look at its end starts near here."""
 
     @property
     def running(self) -> bool:
@@ -108,7 +110,7 @@ class ProcessTable:
             while (exit_code := await entry.process.wait(timeout_s=3600)) is None:
                 pass
             entry.set_exit(exit_code)
-            chunk = await entry.process.log(offset=0, limit=200_000)
+            chunk = await entry.process.log(offset=0)
             self._notices.append(describe(entry, chunk.data))
         except SandboxError as error:
             # The sandbox is gone: the next call on it says so to the loop, which is where it must be heard.

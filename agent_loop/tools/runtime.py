@@ -29,7 +29,6 @@ from agent_loop.tools.todo import TodoList
 from agent_loop.tools.tool import Tool, ToolContext, ToolReturn
 from agent_loop.tools.toolsets import resolve
 from agent_loop.tools.web import WebProvider
-from agent_loop.tools.web_http import HttpWeb
 from agent_loop.tools.web_local import LocalWeb
 from agent_loop.tools.workspace import Workspace, file_failure
 from sandbox_pool.errors import SandboxError, SandboxFileError
@@ -106,8 +105,9 @@ class ToolRuntime:
     async def store_result(self, text: str) -> str | None:
         """Put an over-long result into a file of the sandbox; None when the sandbox refuses it."""
         self._stored += 1
-        path = f"/tmp/hermes_results_{self._name}/result_{self._stored}.txt"
         try:
+            scratch = await self._ctx.workspace.scratch()
+            path = f"{scratch}/hermes_results_{self._name}/result_{self._stored}.txt"
             await self._ctx.sandbox.write_file(path, text.encode("utf-8", "replace"))
         except SandboxFileError as error:
             log.warning("a result of %d characters could not be stored: %s", len(text), error)
@@ -173,7 +173,11 @@ class ToolRuntime:
 def _web_provider(config: ToolConfig) -> WebProvider | None:
     if config.web is None:
         return None
-    return LocalWeb.from_file(config.web.corpus) if config.web.provider == "local" else HttpWeb(config.web)
+    if config.web.provider == "local":
+        return LocalWeb.from_file(config.web.corpus)
+    from agent_loop.tools.web_http import HttpWeb  # a second of imports that most rollouts do not need
+
+    return HttpWeb(config.web)
 
 
 def _openai_schema(tool: Tool, ctx: ToolContext) -> ToolSchema:

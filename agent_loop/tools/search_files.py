@@ -23,7 +23,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArguments("The pattern is empty or has a NUL character.")
     base = arguments.get("path") or "."
     path = await ctx.workspace.resolve(base)
-    offset, limit = max(0, arguments.get("offset") or 0), max(1, arguments.get("limit") or 50)
+    offset, limit = max(0, arguments.get("offset") or 0), min(1000, max(1, arguments.get("limit") or 50))
     if arguments.get("target") == "files":
         rows = _file_rows(await _run(ctx, files_command(pattern, path), base))
         return _files_page([_joined(base, row) for row in rows], offset, limit)
@@ -32,7 +32,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
         path,
         arguments.get("file_glob") or None,
         arguments.get("output_mode") or "content",
-        arguments.get("context") or 0,
+        min(50, max(0, arguments.get("context") or 0)),
     )
     result = await _run(ctx, content_command(search), base)
     return _content_page(search, result, base, offset, limit)

@@ -96,13 +96,13 @@ async def _foreground_pty(ctx: ToolContext, command: str, workdir: str | None, t
     finally:
         if exit_code is None:
             await process.kill()
-    chunk = await process.log(offset=-ctx.config.max_output_chars, limit=ctx.config.max_output_chars)
+    chunk = await process.log(offset=0)
     timed_out = exit_code is None
     data = _result(ctx, command, chunk.data.replace("\r\n", "\n"), 124 if exit_code is None else exit_code)
     if timed_out:
         data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
-    if chunk.offset:
-        data["truncation"] = {"omitted_bytes": chunk.offset}
+    if chunk.dropped:
+        data["truncation"] = {"omitted_bytes": chunk.dropped}
     return ToolReturn(data, timed_out=timed_out)
 
 

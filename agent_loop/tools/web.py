@@ -53,7 +53,7 @@ async def run_search(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, A
     if not query:
         raise ToolFailure("query is empty.", success=False)
     try:
-        hits = await _provider(ctx).search(query, arguments.get("limit") or 5)
+        hits = await _provider(ctx).search(query, min(20, max(1, arguments.get("limit") or 5)))
     except WebFault as fault:
         raise ToolFailure(str(fault), success=False) from fault
     rows = [

@@ -26,7 +26,7 @@ class Workspace:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._locks: dict[str, asyncio.Lock] = {}
-        self._home: str | None = None
+        self._places: tuple[str, str] | None = None
         self.cwd: str | None = None
         """Working directory of the shell after its last command; None until one ran (the slot's own start)."""
         self._last_read: Hashable = None
@@ -51,14 +51,20 @@ class Workspace:
         if size > MAX_PATH_BYTES:
             raise InvalidArguments(f"The path is {size} bytes long; {MAX_PATH_BYTES} is the limit.")
         if path == "~" or path.startswith("~/"):
-            path = posixpath.join(await self._find_home(), path[2:])
+            path = posixpath.join((await self._find_places())[0], path[2:])
         return posixpath.join(self.cwd, path) if self.cwd else path
 
-    async def _find_home(self) -> str:
-        if self._home is None:
-            result = await self._sandbox.exec('printf %s "$HOME"', timeout_s=10)
-            self._home = result.output or "/"
-        return self._home
+    async def scratch(self) -> str:
+        """Where temporary files go: /tmp, or the slot's own place where /tmp is not its own."""
+        return (await self._find_places())[1]
+
+    async def _find_places(self) -> tuple[str, str]:
+        """Home and scratch directory, asked once."""
+        if self._places is None:
+            result = await self._sandbox.exec(r'printf "%s\0%s" "$HOME" "${TMPDIR:-/tmp}"', timeout_s=10)
+            home, _, scratch = result.output.partition("\0")
+            self._places = home or "/", scratch or "/tmp"
+        return self._places
 
     @asynccontextmanager
     async def editing(self, paths: Iterable[str]) -> AsyncIterator[None]:
@@ -88,10 +94,10 @@ class Workspace:
         except SandboxFileError as error:
             raise file_failure(path, error) from error
 
-    async def remove(self, path: str) -> None:
-        """Delete a file; one that is gone already is fine."""
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Delete a file, or a tree; one that is gone already is fine."""
         try:
-            await self._sandbox.remove(path)
+            await self._sandbox.remove(path, recursive=recursive)
         except SandboxFileError as error:
             if error.errno != errno.ENOENT:
                 raise file_failure(path, error) from error
@@ -114,6 +120,7 @@ _SENTENCES = {
     errno.ENOTDIR: "cannot be: a part of the path is not a directory",
     errno.EACCES: "cannot be accessed: permission denied",
     errno.EPERM: "cannot be accessed: not permitted",
+    errno.EINVAL: "is not a regular file",
     errno.EROFS: "cannot be written: the file system is read-only",
     errno.ELOOP: "has too many symbolic links",
     errno.ENAMETOOLONG: "is too long a name",

@@ -35,7 +35,7 @@ def retry(fn: Callable[[], _T], max_attempts: int = 3, delay: float = 2) -> _T:
     for attempt in range(max_attempts - 1):
         try:
             return fn()
-        except Exception:  # noqa: BLE001 - whatever it is, that is what retry is for
+        except Exception:  # whatever it is, that is what retry is for
             time.sleep(delay * 2**attempt)
     return fn()
 
