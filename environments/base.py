@@ -14,6 +14,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, ClassVar
 
 from atroposlib.envs.base import APIServerConfig
@@ -34,6 +35,7 @@ from environments.planning import Plan, content_id, item_field
 from environments.rewards import Rewards
 from environments.rollout import RolloutJob, RolloutRunner, Score, prepared
 from environments.rollout_stats import RolloutStats
+from environments.runs.store import append_bytes
 from environments.sandbox_context import SandboxContext
 from environments.sandboxes import Pool, Sandbox
 from environments.tool_context import ToolContext
@@ -177,6 +179,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Run a group and pack it; None when it is not complete or must not be trained on."""
         index, self._groups = self._groups, self._groups + 1
         result = await self.run_group(item, index, self.config.group_size)
+        if self.config.data_path_to_save_groups is not None:
+            lines = b"".join(record.to_json() + b"\n" for record in result.records())
+            await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
         if not result.complete:
             self.counts.rejected["incomplete"] += 1
             log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)

@@ -64,6 +64,7 @@ class Plan:
             context=ContextPolicy(max_tokens=min(config.max_context_tokens or room, room)),
             budget=config.build_budget_config(),
             tools=config.tools.model_copy(update={"default_timeout_s": max(1, round(config.terminal_timeout))}),
+            lease_ttl_s=config.terminal_lifetime,
             whole_layer=config.verification == "layer",
         )
 

@@ -85,6 +85,8 @@ class RolloutSettings:
     context: ContextPolicy
     budget: ResultBudget
     tools: ToolConfig
+    lease_ttl_s: float | None = None
+    """A slot held longer than this is taken back by the pool."""
     whole_layer: bool = False
     """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
 
@@ -183,8 +185,8 @@ class RolloutRunner:
 
     def _lease(self, job: RolloutJob) -> AbstractAsyncContextManager[Sandbox]:
         if job.snapshot is not None:
-            return self._pool.lease_from(job.snapshot, job.rollout_id)
-        return self._pool.lease(job.rollout_id, job.spec)
+            return self._pool.lease_from(job.snapshot, job.rollout_id, ttl_s=self._settings.lease_ttl_s)
+        return self._pool.lease(job.rollout_id, job.spec, ttl_s=self._settings.lease_ttl_s)
 
     def _new_record(self, job: RolloutJob) -> RolloutRecord:
         return RolloutRecord(

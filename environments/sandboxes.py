@@ -49,12 +49,17 @@ class Pool(Protocol):
     """Where sandboxes are leased."""
 
     def lease(
-        self, task_id: str, spec: SandboxSpec | None = None, timeout_s: float | None = None
+        self,
+        task_id: str,
+        spec: SandboxSpec | None = None,
+        timeout_s: float | None = None,
+        *,
+        ttl_s: float | None = None,
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh slot for this task."""
 
     def lease_from(
-        self, snapshot: str, task_id: str, timeout_s: float | None = None
+        self, snapshot: str, task_id: str, timeout_s: float | None = None, *, ttl_s: float | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A slot that starts with the files of a snapshot."""
 

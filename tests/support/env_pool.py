@@ -57,9 +57,10 @@ class DirectorySandbox:
             return ExecResult(124, "", timed_out=True)
         return ExecResult(process.returncode or 0, output.decode("utf-8", "replace"))
 
-    async def read_file(self, path: str, **_: object) -> bytes:
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
         try:
-            return self._path(path).read_bytes()
+            data = self._path(path).read_bytes()
+            return data[offset:] if length is None else data[offset : offset + length]
         except OSError as error:
             raise SandboxFileError(error.errno, error.strerror, path) from error
 
