@@ -1,0 +1,127 @@
+"""One command in a slot: the server's side of its keeper process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+from . import shell
+from .channel import Channel, Message, message_pair
+from .errors import SlotError
+from .zygote import failure_text
+
+if TYPE_CHECKING:
+    from .instance import Instance
+
+BASH = "/bin/bash"
+
+
+class Job:
+    """A keeper and the shell it started, waiting for its command or running it."""
+
+    def __init__(self, instance: "Instance", *, background: bool = False, terminal: "Optional[Tuple[int, int]]" = None) -> None:
+        self.instance = instance
+        self.state = instance.state
+        self.background = background
+        self.exit: "asyncio.Future[Message]" = asyncio.get_running_loop().create_future()
+        self.started: "asyncio.Future[int]" = asyncio.get_running_loop().create_future()
+        self.on_alive: Optional[Callable[[float], None]] = None
+        self._logs: "Dict[int, asyncio.Future[Message]]" = {}
+        self._serial = 0
+        ours, theirs = message_pair()
+        self.channel = Channel(ours, self._on_message, self._on_close)
+        instance.control.send("job", fds=[theirs.fileno()])
+        theirs.close()
+        self.channel.send("start", self._start_fields(background, terminal), self.state)
+        instance.jobs.add(self)
+
+    def _start_fields(self, background: bool, terminal: "Optional[Tuple[int, int]]") -> "List[Tuple[str, Any]]":
+        # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
+        env = {} if self.state else self.instance.environment
+        fields: "List[Tuple[str, Any]]" = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+        fields += [("env", f"{name}={value}") for name, value in env.items()]
+        fields.append(("env", f"__hermes={shell.SPAWN_BOOT if background else shell.EXEC_BOOT}"))
+        fields.append(("background", int(background)))
+        if terminal:
+            fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
+        return fields
+
+    def _on_message(self, message: Message) -> None:
+        if message.op == "exit":
+            if not self.background:
+                self._finish()
+            if not self.exit.done():
+                self.exit.set_result(message)
+        elif message.op == "alive":
+            if self.on_alive is not None:
+                self.on_alive(message.number("us") / 1e6)
+        elif message.op == "started":
+            if not self.started.done():
+                self.started.set_result(message.number("pid"))
+        elif message.op == "log":
+            waiting = self._logs.pop(message.number("id"), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        elif message.op == "failed":
+            self.fail(SlotError("lost", f"command could not start: {failure_text(message)}"))
+
+    def _on_close(self) -> None:
+        """The keeper was killed: by the slot's own processes, by the OOM killer, or with all others."""
+        self._finish()
+        if not self.exit.done():
+            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "gone": "1"}, b"", []))
+        self.fail(SlotError("lost", "the process is gone"))
+
+    def fail(self, error: SlotError) -> None:
+        """Nobody will hear from the keeper any more."""
+        for future in [self.exit, self.started, *self._logs.values()]:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting for this one
+        self._logs.clear()
+
+    def _finish(self) -> None:
+        self.channel.close()
+        self.instance.jobs.discard(self)
+
+    def run(self, script: shell.Script, stdin: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
+        """Hand the waiting shell its command."""
+        fields: "List[Tuple[str, Any]]" = [
+            ("script", script.prelude),
+            ("command", script.command),
+            ("timeout_ms", timeout_ms),
+            ("max_chars", max_chars),
+            ("long_size", len(script.long_part)),
+            ("log", log_path),
+        ]
+        self.channel.send("run", fields, script.long_part + stdin)
+
+    def kill(self) -> None:
+        """Kill the command and everything it started, nothing else."""
+        self.channel.send("kill")
+
+    async def log(self, offset: int, limit: Optional[int]) -> Message:
+        """Part of a background process's rolling log."""
+        self._serial += 1
+        future: "asyncio.Future[Message]" = asyncio.get_running_loop().create_future()
+        if self.channel.closed:
+            raise SlotError("lost", "the process is gone")
+        self._logs[self._serial] = future
+        self.channel.send("log", [("id", self._serial), ("offset", offset), ("limit", -1 if limit is None else limit)])
+        return await future
+
+    def discard(self) -> None:
+        """Let go; a command that still runs is killed by its keeper."""
+        self._finish()
+
+
+def exit_code(status: int, timed_out: bool) -> "Tuple[int, Optional[int]]":
+    """Exit code as bash gives it, and the signal when one ended the shell itself."""
+    if timed_out:
+        return 124, None
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return 128 + number, number
+    return os.WEXITSTATUS(status), None
