@@ -11,7 +11,6 @@ import orjson
 
 from agent_loop.arguments import normalize
 from agent_loop.dispatch import ReadyCall
-from agent_loop.messages import malformed_error
 from agent_loop.model import ModelCall, ToolSchema
 from agent_loop.result import ToolCallRecord
 from agent_loop.runtime import ToolOutcome, ToolStatus, error_text
@@ -41,7 +40,9 @@ class CallPlanner:
         record.repairs = call.repaired
         planned = PlannedCall(call, record)
         if call.error is not None:
-            planned.refusal = _refuse(ToolStatus.MALFORMED, malformed_error([call.error]))
+            planned.refusal = _refuse(
+                ToolStatus.MALFORMED, f"Your tool call could not be read and was not run: {call.error}"
+            )
         elif call.name not in self._parameters:
             planned.refusal = _refuse(ToolStatus.UNKNOWN, self._unknown(call.name), available_tools=self._names)
         else:

@@ -158,7 +158,7 @@ def parsed_turn(turn: ModelTurn, parser: TextParser, tools: Sequence[ToolSchema]
     )
     return replace(
         turn,
-        content=parsed.content if calls else turn.content,
+        content="\n".join(part for part in (parsed.content, parsed.trailing) if part) if calls else turn.content,
         calls=calls,
         reasoning=turn.reasoning or parsed.reasoning or None,
         malformed=tuple(error.message for error in parsed.errors),

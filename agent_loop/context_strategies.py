@@ -1,7 +1,7 @@
 """Ways to make a prompt shorter. Each takes a view and a goal and returns a view, as deterministic as what it is given.
 
-The default order: shorten old tool results, drop the oldest units, and only when the protected part alone is too long,
-shorten recent tool results too. `SummarizeOldest` goes before `DropOldest` where a summary is worth a model call.
+The default order: shorten old tool results, drop the oldest units, and when the protected part alone is too long, shorten
+recent tool results too. `SummarizeOldest` goes before `DropOldest` where a summary is worth a model call.
 """
 
 from __future__ import annotations
@@ -63,18 +63,21 @@ class DropOldest:
 
 @dataclass(frozen=True)
 class ShortenRecent:
-    """When what is protected does not fit by itself, its tool results shrink too, in steps."""
+    """When what is protected is too long by itself, its tool results shrink too, in steps.
+
+    The newest unit is what the model is about to read: it shrinks only when the prompt would not fit otherwise.
+    """
 
     steps_chars: tuple[int, ...] = (8_000, 2_000, MIN_CHARS)
 
     async def apply(self, view: View, goal: Goal) -> View:
-        """Shorten protected results, gently first; does nothing while the view fits the limit."""
-        if view.tokens() <= goal.limit:
-            return view
+        """Shorten protected results, gently first."""
+        newest = max(len(view.units) - 1, 0)
         for keep_chars in self.steps_chars:
-            view = _shorten_units(view, range(len(view.units)), keep_chars, goal.low_water)
-            if view.tokens() <= goal.low_water:
-                break
+            view = _shorten_units(view, range(newest), keep_chars, goal.low_water)
+        for keep_chars in self.steps_chars:
+            if view.tokens() > goal.limit:
+                view = _shorten_units(view, range(newest, len(view.units)), keep_chars, goal.low_water)
         return view
 
 

@@ -16,7 +16,7 @@ While the model samples:
 After the model answered:
 
 7. finish reason `length`    -> `max_sampled_tokens` when the rollout's budget made the cut, else `length`
-8. no calls, no malformed markup -> `finished`
+8. no calls                  -> `finished` (markup that could not be read is a call with an error, answered like one)
 9. calls beyond `max_tool_calls` are answered "not run", those within it run -> `max_tool_calls`
 
 While tools run:

@@ -60,8 +60,8 @@ class HermesAgentLoop:
     ) -> None:
         """`sampling`, `limits` and `context`, when given, take the place of the single values before the star.
 
-        `model` names the model for an `AsyncOpenAI`; `tool_parser` (a parser of `tool_parsers`, or its name) reads calls
-        from the text of chat servers that do not; `parallel_tools` names tools that `tool_handler` may run together.
+        `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
+        the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together.
         """
         self.task_id = task_id or str(uuid.uuid4())
         tools = list(tool_schemas if tool_schemas is not None else runtime.schemas() if runtime else ())

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agent_loop.model import Message, ModelCall, ModelTurn
 
 MALFORMED_NAME = "malformed_tool_call"
-"""Name under which unreadable markup stands in the history when it came beside real calls."""
+"""Name under which unreadable markup stands in the history, so that its error result has a call to answer."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -34,17 +33,10 @@ class CallIds:
 
 
 def settle(turn: ModelTurn, ids: CallIds) -> ModelTurn:
-    """The turn with a unique id on every call, and unreadable markup beside real calls turned into failed calls.
-
-    Markup that stands alone stays in `malformed`: it is answered by a user message, which every template can render.
-    """
-    calls = list(turn.calls)
-    malformed = turn.malformed
-    if calls and malformed:
-        calls += [ModelCall(MALFORMED_NAME, None, error=sentence) for sentence in malformed]
-        malformed = ()
-    settled = tuple(replace(call, id=ids.claim(call.id)) for call in calls)
-    return replace(turn, calls=settled, malformed=malformed)
+    """The turn with a unique id on every call, and unreadable markup turned into calls that carry their error."""
+    unread = tuple(ModelCall(MALFORMED_NAME, None, error=sentence) for sentence in turn.malformed)
+    settled = tuple(replace(call, id=ids.claim(call.id)) for call in (*turn.calls, *unread))
+    return replace(turn, calls=settled, malformed=())
 
 
 def assistant_message(turn: ModelTurn) -> Message:
@@ -60,16 +52,6 @@ def assistant_message(turn: ModelTurn) -> Message:
 def tool_message(call: ModelCall, text: str) -> Message:
     """The result of one call."""
     return {"role": "tool", "tool_call_id": call.id, "name": _sendable_name(call), "content": text}
-
-
-def malformed_message(sentences: Sequence[str]) -> Message:
-    """The answer to a turn whose only tool markup could not be read."""
-    return {"role": "user", "content": json.dumps({"error": malformed_error(sentences)}, ensure_ascii=False)}
-
-
-def malformed_error(sentences: Sequence[str]) -> str:
-    """One error text for unreadable markup."""
-    return f"Your tool call could not be read and was not run: {' '.join(sentences)}"
 
 
 def arguments_text(raw: Any) -> str:

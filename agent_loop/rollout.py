@@ -17,7 +17,7 @@ from agent_loop.chat_errors import translate
 from agent_loop.context import ContextPolicy, ContextWindow
 from agent_loop.context_view import CHARS_PER_TOKEN
 from agent_loop.limits import Limits, earliest
-from agent_loop.messages import CallIds, assistant_message, malformed_message, settle
+from agent_loop.messages import CallIds, assistant_message, settle
 from agent_loop.model import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.result import TurnRecord
@@ -147,8 +147,8 @@ class Rollout:
         record.finish_reason = turn.finish_reason
         record.content_chars = len(turn.content)
         record.reasoning_chars = len(turn.reasoning or "")
-        record.tool_calls = len(turn.calls) + len(turn.malformed)
-        record.malformed = len(turn.malformed) + sum(call.error is not None for call in turn.calls)
+        record.tool_calls = len(turn.calls)
+        record.malformed = sum(call.error is not None for call in turn.calls)
         self.turns.append(record)
         self._sampled_tokens += _tokens_of(turn, message)
 
@@ -161,10 +161,6 @@ class Rollout:
             budget = self._limits.max_sampled_tokens
             spent = budget is not None and self._sampled_tokens >= budget
             return Outcome.MAX_SAMPLED_TOKENS if spent else Outcome.LENGTH
-        if turn.malformed:
-            self.tools.note_malformed(turn, record)
-            self._extend([malformed_message(turn.malformed)])
-            return None
         if not turn.calls:
             return Outcome.FINISHED
         return await self._run_tools(turn, record, deadline)

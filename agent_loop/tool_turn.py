@@ -8,7 +8,7 @@ from typing import Any
 from agent_loop.calls import CallPlanner, PlannedCall
 from agent_loop.dispatch import Dispatcher, Executed, not_run
 from agent_loop.limits import Limits
-from agent_loop.messages import malformed_error, sendable, tool_message
+from agent_loop.messages import sendable, tool_message
 from agent_loop.model import Message, ModelTurn
 from agent_loop.outcome import Outcome
 from agent_loop.result import ToolCallRecord, ToolError, TurnRecord
@@ -48,13 +48,6 @@ class ToolTurns:
         planned = [self._planner.plan(call, record.turn) for call in turn.calls]
         outcomes = [not_run(reason)] * len(planned)
         return self._close(planned, [Executed(outcome) for outcome in outcomes], [out.text for out in outcomes])
-
-    def note_malformed(self, turn: ModelTurn, record: TurnRecord) -> None:
-        """Record markup that is no call at all: attempts that failed before they had a name."""
-        for sentence in turn.malformed:
-            call = ToolCallRecord(record.turn, "", "", None, None, ToolStatus.MALFORMED, error=sentence)
-            self.records.append(call)
-            self.errors.append(_tool_error(call, malformed_error([sentence])))
 
     async def run(
         self, turn: ModelTurn, record: TurnRecord, deadline: float | None, results: list[Message]

@@ -33,7 +33,7 @@ from environments.group_runner import GroupResult, run_members
 from environments.models import ModelOpener, load_tokenizer
 from environments.planning import Plan, content_id, item_field
 from environments.rewards import Rewards
-from environments.rollout import RolloutJob, RolloutRunner, Score, prepared
+from environments.rollout import RolloutJob, RolloutRunner, Score, ToolChoice, prepared
 from environments.rollout_stats import RolloutStats
 from environments.runs.store import append_bytes
 from environments.sandbox_context import SandboxContext
@@ -248,7 +248,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         item: Any,
         result: GroupResult,
         rollout_id: str,
-        tools: Sequence[str],
+        tools: ToolChoice,
         temperature: float,
         snapshot: str | None,
     ) -> RolloutJob:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +11,19 @@ from agent_loop.records import RolloutRecord
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.summary import Summary
 
 log = logging.getLogger(__name__)
 
 
-async def evaluate_here(env: HermesAgentBaseEnv) -> Mapping[str, Any]:
+async def evaluate_here(env: HermesAgentBaseEnv) -> Summary | None:
     """Run the environment's evaluation items while it serves; metrics go to the log of the step."""
     from environments.summary import summarize
 
     items = list(await env.evaluation_items())
     if not items:
         log.info("%s has no evaluation items", env.name)
-        return {}
+        return None
     at_once = asyncio.Semaphore(max(1, env.config.max_eval_workers // env.config.eval_samples))
     step = env.curr_step
 
@@ -40,7 +40,10 @@ async def evaluate_here(env: HermesAgentBaseEnv) -> Mapping[str, Any]:
     summary = summarize(records)
     if env.config.data_dir_to_save_evals is not None:
         await asyncio.to_thread(_store, Path(env.config.data_dir_to_save_evals) / f"step-{step}.jsonl", records)
-    figures = {f"eval/{name}": value for name, value in summary.items() if isinstance(value, int | float)}
+    overall = summary.overall
+    figures = {f"eval/{name}": value for name, value in vars(overall).items() if isinstance(value, int | float)}
+    figures |= {f"eval/pass@{k}": value for k, value in overall.pass_at.items()}
+    figures["eval/lost_share"] = overall.losses.share
     await env.wandb_log(figures)
     return summary
 

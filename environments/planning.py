@@ -13,7 +13,7 @@ from agent_loop.context import ContextPolicy
 from agent_loop.model import Message, Sampling
 from agent_loop.tools import TOOLSETS, draw, resolve
 from environments.env_config import HermesAgentEnvConfig
-from environments.rollout import RolloutSettings
+from environments.rollout import RolloutSettings, ToolChoice
 
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
@@ -28,7 +28,7 @@ class Plan:
     trainer_max_tokens: int = -1
     """The trainer's limit on a sequence, exclusive; -1 when there is none."""
 
-    def tools(self, group: int) -> tuple[str, ...]:
+    def tools(self, group: int) -> ToolChoice:
         """Tools of one group: the same for all its rollouts, drawn by the run's seed and the group's number."""
         config = self.config
         if config.distribution is not None:
@@ -36,8 +36,9 @@ class Plan:
             chosen: Sequence[str] = draw(config.distribution, f"{config.seed}:{group}", available=available)
         else:
             chosen = config.enabled_toolsets or DEFAULT_TOOLSETS
-        hidden = set(resolve(config.disabled_toolsets)) if config.disabled_toolsets else set()
-        return resolve([tool for tool in resolve(chosen) if tool not in hidden])
+        choice = ToolChoice(tuple(chosen), _single_tools(config.disabled_toolsets or ()))
+        choice.names()
+        return choice
 
     def longest_sequence(self) -> int:
         """Tokens a sequence may have: ours, or what the trainer takes when that is less."""
@@ -79,6 +80,11 @@ class Plan:
         if self.config.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
         return messages
+
+
+def _single_tools(names: Sequence[str]) -> tuple[str, ...]:
+    """What `disabled_toolsets` takes away. A name that is a toolset and a tool (terminal) means the toolset."""
+    return resolve(names) if names else ()
 
 
 def item_field(item: Any, name: str) -> Any:

@@ -22,7 +22,7 @@ from agent_loop.outcome import Outcome
 from agent_loop.records import RolloutRecord
 from agent_loop.result import AgentResult
 from agent_loop.results_budget import ResultBudget
-from agent_loop.tools import ToolConfig, ToolRuntime
+from agent_loop.tools import ToolConfig, ToolRuntime, resolve
 from environments.atropos.packing import ScoredRollout
 from environments.frozen import FrozenWorkspace
 from environments.rewards import Rewards
@@ -50,6 +50,22 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ToolChoice:
+    """Toolsets of a rollout, and single tools of them that it does not get."""
+
+    toolsets: tuple[str, ...]
+    without: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """The tools; ToolsetError when none are left."""
+        return resolve(self.toolsets, self.without)
+
+    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
+        """The tools, on this sandbox."""
+        return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
+
+
+@dataclass(frozen=True)
 class RolloutJob:
     """Everything one rollout is told."""
 
@@ -59,7 +75,7 @@ class RolloutJob:
     item_id: str
     category: str
     messages: list[Message]
-    tools: Sequence[str]
+    tools: ToolChoice
     spec: SandboxSpec
     sampling: Sampling
     verifier_paths: Sequence[str] = ()
@@ -130,7 +146,7 @@ class RolloutRunner:
         async with self._lease(job) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
-            async with ToolRuntime(sandbox, job.tools, self._settings.tools) as runtime:
+            async with job.tools.runtime(sandbox, self._settings.tools) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
             for name, value in result.record_fields().items():
@@ -178,7 +194,7 @@ class RolloutRunner:
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
-            async with ToolRuntime(sandbox, job.tools, self._settings.tools) as runtime:
+            async with job.tools.runtime(sandbox, self._settings.tools) as runtime:
                 return (await runtime.call(name, arguments, call_id="verify")).text
 
         return call

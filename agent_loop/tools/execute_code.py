@@ -23,7 +23,8 @@ from sandbox_pool.results import ExecResult
 _NO_PYTHON = 127
 _OLD_PYTHON = 86
 _NOTE_BYTES = 500
-_INTERRUPTS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP))
+_INTERRUPTS = {128 + number: number.name for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
+"""Exit codes of a shell whose command was killed from outside."""
 
 
 async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
@@ -49,7 +50,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
     finally:
         await bridge.close()
     _check_python(bridge, result)
-    if result.timed_out or result.signal:
+    if result.timed_out or result.exit_code in _INTERRUPTS:
         # Killed, it could not tidy up after itself.
         await ctx.workspace.remove(folder, recursive=True)
     return ToolReturn(
@@ -120,8 +121,8 @@ def _report(ctx: ToolContext, bridge: ScriptBridge, result: ExecResult) -> dict[
 def _status(result: ExecResult, stderr: str, timeout_s: float) -> tuple[str, str | None]:
     if result.timed_out:
         return "timeout", f"The script was killed after {timeout_s:g} s."
-    if result.signal in _INTERRUPTS:
-        return "interrupted", f"The script was killed by {signal.Signals(result.signal).name}."
+    if killer := _INTERRUPTS.get(result.exit_code):
+        return "interrupted", f"The script was killed by {killer}."
     if result.exit_code:
         last = stderr.strip().rsplit("\n", 1)[-1][:500]
         return "error", f"The script ended with exit code {result.exit_code}" + (f": {last}" if last else ".")

@@ -110,8 +110,9 @@ async def _kill(_ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict
         return {**_state(entry), "status": "already_exited"}
     await entry.process.signal(signal.SIGTERM)
     exit_code = await entry.process.wait(timeout_s=_KILL_GRACE_S)
+    # Also when it went by itself: what it started may have ignored the signal, or never got it.
+    await entry.process.kill()
     if exit_code is None:
-        await entry.process.kill()
         exit_code = await entry.process.wait(timeout_s=_KILL_GRACE_S)
     if exit_code is None:
         raise ToolFailure(f"{entry.session_id} could not be killed.", status="error", session_id=entry.session_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent_loop.tools.errors import InvalidArguments
-from agent_loop.tools.hygiene import strip_ansi
+from agent_loop.tools.hygiene import cap_bytes, strip_ansi
 from agent_loop.tools.interactive import interactive_hint, sudo_hint
 from agent_loop.tools.process_table import Background
 from agent_loop.tools.tool import Tool, ToolContext, ToolReturn, load_schema
@@ -98,7 +98,8 @@ async def _foreground_pty(ctx: ToolContext, command: str, workdir: str | None, t
             await process.kill()
     chunk = await process.log(offset=0)
     timed_out = exit_code is None
-    data = _result(ctx, command, chunk.data.replace("\r\n", "\n"), 124 if exit_code is None else exit_code)
+    output, _ = cap_bytes(chunk.data.replace("\r\n", "\n"), ctx.config.max_output_chars)
+    data = _result(ctx, command, output, 124 if exit_code is None else exit_code)
     if timed_out:
         data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
     if chunk.dropped:

@@ -27,8 +27,8 @@ class Workspace:
         self._sandbox = sandbox
         self._locks: dict[str, asyncio.Lock] = {}
         self._places: tuple[str, str] | None = None
-        self.cwd: str | None = None
-        """Working directory of the shell after its last command; None until one ran (the slot's own start)."""
+        self.cwd = sandbox.workdir
+        """Working directory of the shell after its last command."""
         self._last_read: Hashable = None
         self._same_reads = 0
 
@@ -52,7 +52,7 @@ class Workspace:
             raise InvalidArguments(f"The path is {size} bytes long; {MAX_PATH_BYTES} is the limit.")
         if path == "~" or path.startswith("~/"):
             path = posixpath.join((await self._find_places())[0], path[2:])
-        return posixpath.join(self.cwd, path) if self.cwd else path
+        return posixpath.join(self.cwd, path)
 
     async def scratch(self) -> str:
         """Where temporary files go: /tmp, or the slot's own place where /tmp is not its own."""
@@ -106,7 +106,7 @@ class Workspace:
         """Names like this one in the same directory, for the error about a missing file."""
         folder, name = posixpath.split(path)
         try:
-            entries = [entry.name for entry in await self._sandbox.list_dir(folder or ".")]
+            entries = [entry for entry, _ in await self._sandbox.list_dir(folder or "/")]
         except SandboxFileError:
             return []
         lowered = {entry.lower(): entry for entry in sorted(entries)}

@@ -82,7 +82,8 @@ async def test_w_l4_malformed_markup_is_answered_with_an_error_not_taken_for_the
     assert result.turns_used == 2
     assert "The JSON ends too early." in result.messages[2]["content"]
     assert result.tool_calls[0].status is ToolStatus.MALFORMED
-    assert result.tool_errors[0].error == "The JSON ends too early."
+    assert result.messages[2]["role"] == "tool"
+    assert "The JSON ends too early." in result.tool_errors[0].error
     assert result.finished_naturally
 
 

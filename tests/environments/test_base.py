@@ -210,7 +210,7 @@ async def test_disabled_tools_are_taken_away_from_the_enabled_ones(pool: Directo
     from environments.planning import Plan
 
     env = NumberEnv(pool, None, enabled_toolsets=["terminal", "file"], disabled_toolsets=["process", "patch"])
-    assert Plan(env.config).tools(0) == ("terminal", "read_file", "write_file", "search_files")
+    assert Plan(env.config).tools(0).names() == ("terminal", "read_file", "write_file", "search_files")
 
 
 async def test_shaping_is_added_to_the_verifier_score_and_kept_apart(pool: DirectoryPool) -> None:

@@ -1,0 +1,33 @@
+"""`hermes-rl bench`: figures with their targets, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from environments.cli.bench import Figure, Report, as_table
+from environments.cli.main import main
+
+
+def test_bench_loop_reports_every_figure_as_json(capsys):
+    assert main(["bench", "loop", "--rollouts", "4", "--turns", "2", "--latency", "0.01", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"] == {"rollouts": 4, "turns": 2, "latency_s": 0.01}
+    names = set(report["figures"])
+    assert names >= {"wall_over_ideal", "cpu_per_turn", "stall_p99", "memory_per_rollout", "growth_60_over_10"}
+    assert all(figure["value"] >= 0 for figure in report["figures"].values())
+
+
+def test_a_missed_target_is_shown(capsys):
+    table = as_table(Report("x", {"size": 3, "kind": "k"}, (Figure("slow", 9.0, "ms", 1.0), Figure("free", 2.0, "KB"))))
+    assert "target <= 1: MISSED" in table
+    assert "size 3, kind k" in table
+
+
+def test_a_bad_size_is_one_sentence_and_exit_2(capsys):
+    assert main(["bench", "loop", "--rollouts", "0"]) == 2
+    assert "--rollouts" in capsys.readouterr().err
+
+
+def test_an_unknown_bench_names_the_known_ones(capsys):
+    assert main(["bench", "nope"]) == 2
+    assert "loop" in capsys.readouterr().err
