@@ -18,6 +18,7 @@ from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_tra
 
 from agent_loop.standin import StandIn
 from agent_loop.verify import verify_lines
+from environments.launch import load_environment
 
 MakeEnv = Callable[..., ServedEnv]
 
@@ -63,6 +64,12 @@ async def test_every_sampled_token_reaches_the_trainer_exactly_once(
     assert sampled
     assert trained_by_trainer(trainer.groups()) == sampled
     check_scores(trainer, env)
+    report = verify_lines((env.folder / "finite.jsonl").read_bytes().splitlines())
+    assert report.ok
+    assert report.rollouts == 24
+    for path in env.folder.rglob("*"):
+        if path.is_file() and path != env.path:
+            assert b"sk-hush-7" not in path.read_bytes(), f"the API key is in {path}"
 
 
 def check_scores(trainer: Trainer, env: ServedEnv) -> None:
@@ -83,15 +90,15 @@ async def test_a_slow_and_a_fast_environment_together_lose_nothing(
     api: RunApi, standin: StandIn, make_env: MakeEnv
 ) -> None:
     trainer = await registered(api)
-    slow = make_env("slow", items=4, seconds=1.0)
-    fast = make_env("fast", items=16, first=1000)
-    for env in (slow, fast):
-        env.start()
-    await asyncio.to_thread(trainer.pull_until, 10, 110.0, 0.3)
-    assert [await ended(env) for env in (slow, fast)] == [0, 0]
+    slow = load_environment(make_env("slow", items=4, seconds=1.0).path)
+    fast = load_environment(make_env("fast", items=16, first=1000).path)
+    async with asyncio.TaskGroup() as group:
+        for env in (slow, fast):
+            group.create_task(env.env_manager())
+        group.create_task(asyncio.to_thread(trainer.pull_until, 10, 110.0, 0.3))
     assert trained_by_trainer(trainer.groups()) == sampled_by_server(standin.log)
-    for env in (slow, fast):
-        assert "'cancelled': 0" in env.said()
+    for env, items in ((slow, 4), (fast, 16)):
+        assert (env.counts.started, env.counts.finished, env.counts.cancelled) == (items, items, 0)
 
 
 async def test_sigterm_finishes_what_runs_and_delivers_it(api: RunApi, standin: StandIn, make_env: MakeEnv) -> None:
@@ -108,25 +115,3 @@ async def test_sigterm_finishes_what_runs_and_delivers_it(api: RunApi, standin: 
     # run-api hands out pairs of groups: one whole group may stay in its queue
     assert len(left) in (0, 8), env.said()
     assert "'cancelled': 0" in env.said()
-
-
-async def test_what_was_served_is_stored_and_verify_accepts_it(api: RunApi, make_env: MakeEnv) -> None:
-    trainer = await registered(api)
-    env = make_env(items=2)
-    env.start()
-    await asyncio.to_thread(trainer.pull_until, 1, 60.0)
-    assert await ended(env) == 0
-    report = verify_lines((env.folder / "finite.jsonl").read_bytes().splitlines())
-    assert report.ok
-    assert report.rollouts == 8
-
-
-async def test_no_key_is_printed_or_stored(api: RunApi, make_env: MakeEnv) -> None:
-    trainer = await registered(api)
-    env = make_env(items=2)
-    env.start()
-    await asyncio.to_thread(trainer.pull_until, 1, 60.0)
-    assert await ended(env) == 0
-    for path in env.folder.rglob("*"):
-        if path.is_file() and path != env.path:
-            assert b"sk-hush-7" not in path.read_bytes(), path
