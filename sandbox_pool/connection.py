@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         try:
             self._send(header, body)
             if chunks is not None:
-                await self._stream(number, call, chunks)
+                await self._stream_until_answered(number, call, chunks)
             return await call.reply
         except asyncio.CancelledError:
             await self._cancel(number, call)
@@ -190,6 +190,18 @@ class Connection(asyncio.Protocol):
             task.cancel()
             await asyncio.wait([task])
 
+    async def _stream_until_answered(self, number: int, call: _Call, chunks: AsyncIterable[bytes]) -> None:
+        """Send a stream; an early answer ends it, a failing source cancels the request."""
+        sender = asyncio.get_running_loop().create_task(self._stream(number, call, chunks))
+        try:
+            await asyncio.wait([sender, call.reply], return_when=asyncio.FIRST_COMPLETED)
+            if sender.done() and sender.exception() is not None and not call.reply.done():
+                await self._cancel(number, call)
+                sender.result()
+        finally:
+            sender.cancel()
+            await asyncio.wait([sender])
+
     async def _stream(self, number: int, call: _Call, chunks: AsyncIterable[bytes]) -> None:
         call.room = asyncio.Semaphore(wire.WINDOW)
         async for chunk in chunks:
@@ -214,10 +226,14 @@ class Connection(asyncio.Protocol):
 
     async def _cancel(self, number: int, call: _Call) -> None:
         """The server answers a cancel when nothing of the request is left running."""
+        if call.reply.cancelled():  # by the cancellation of whoever waited for it
+            call.reply = asyncio.get_running_loop().create_future()
         if call.reply.done() or self.failure is not None:
             return
         self._send({"i": number, "op": "cancel"})
-        await asyncio.wait([asyncio.shield(call.reply)], timeout=CANCEL_TIMEOUT_S)
+        await asyncio.wait([call.reply], timeout=CANCEL_TIMEOUT_S)
+        if call.reply.done() and not call.reply.cancelled():
+            call.reply.exception()  # expected, and nobody else will look at it
 
     def send_event(self, header: Header, body: bytes = b"") -> None:
         """A frame that belongs to a request under way."""

@@ -188,7 +188,7 @@ class Fleet:
         host.adopt_client(client)
         check_isolation(client.info, config.min_isolation)
         await self._take_over_slots(host)
-        client.on_lost(lambda *_: self.lose(host, "the connection to its slot server was lost"))
+        client.on_lost(lambda _: self.lose(host, "the connection to its slot server was lost"))
         await asyncio.to_thread(
             self._journal.running,
             host.name,

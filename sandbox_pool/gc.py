@@ -66,12 +66,22 @@ class Liveness:
         return is_alive(owner, heartbeat_age_s=time.time() - known.heartbeat_s if known else None)
 
 
+ProviderPlace = tuple[str, dict[str, Any]]
+"""A provider and the settings it was or would be used with."""
+
+
+def default_place(provider: str, scratch_dir: Path | None = None) -> ProviderPlace:
+    """A provider with nothing set but, perhaps, its scratch space."""
+    scratch = None if scratch_dir is None else str(scratch_dir)
+    return provider, {"slots": 1, "min_isolation": "plain", "scratch_dir": scratch, "options": {}}
+
+
 async def collect_orphans(
-    journal: Journal, state_dir: Path, me: Owner, *, providers: Iterable[str] = ("local",)
+    journal: Journal, state_dir: Path, me: Owner, *, places: Iterable[ProviderPlace] = ()
 ) -> GcReport:
     """Destroy every host without a living owner: those in the journal, then those only their provider knows.
 
-    `providers` are asked for what they have even when the journal does not mention them.
+    The places are asked for what they have even when the journal does not mention them; so is this machine.
     """
     report = GcReport()
     await asyncio.to_thread(journal.beat, me)
@@ -81,7 +91,7 @@ async def collect_orphans(
     orphans = [host for host in recorded if not live.alive(host.owner)]
     await asyncio.gather(*(_destroy_recorded(journal, state_dir, me, host, report, gate) for host in orphans))
     known = {host.name for host in recorded}
-    for name, settings in _places(recorded, providers):
+    for name, settings in _places(recorded, places):
         await _destroy_unrecorded(name, settings, state_dir, me, live, known, report)
     for tag, owner in (await asyncio.to_thread(journal.owners)).items():
         if tag != me.tag() and not live.alive(owner.owner.tag()):
@@ -89,12 +99,10 @@ async def collect_orphans(
     return report
 
 
-def _places(recorded: list[JournalHost], providers: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+def _places(recorded: list[JournalHost], places: Iterable[ProviderPlace]) -> list[ProviderPlace]:
     """Every provider, with every setting it was used with, once."""
-    default = {"slots": 1, "min_isolation": "plain", "scratch_dir": None, "options": {}}
-    places: list[tuple[str, dict[str, Any]]] = [(name, default) for name in providers]
-    places += [(host.provider, host.settings) for host in recorded]
-    return list({json.dumps([name, settings], sort_keys=True): (name, settings) for name, settings in places}.values())
+    known = [default_place("local"), *places, *((host.provider, host.settings) for host in recorded)]
+    return list({json.dumps([name, settings], sort_keys=True): (name, settings) for name, settings in known}.values())
 
 
 async def _destroy_recorded(

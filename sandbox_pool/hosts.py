@@ -152,8 +152,11 @@ class PooledHost:
                 await client.close()
                 return raced
             self._clients[loop] = client
-            client.on_lost(lambda *_: self._clients.pop(loop, None))
+            client.on_lost(lambda _: self._drop_client(loop))
         return client
+
+    def _drop_client(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._clients.pop(loop, None)
 
     def adopt_client(self, client: HostClient) -> None:
         """The connection of the pool's own loop."""

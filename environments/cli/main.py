@@ -16,10 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("bench", "doctor", "evaluate", "process", "serve", "verify")
-
-
-_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+VERBS = ("bench", "doctor", "evaluate", "pool", "process", "serve", "verify")
 
 
 class Verb(Protocol):

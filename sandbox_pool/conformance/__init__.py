@@ -1,4 +1,4 @@
-"""Every promise a sandbox makes, as a check that any provider can be put through: `hermes-rl pool check --provider X`."""
+"""Every promise a sandbox makes, as checks for any provider: `hermes-rl pool check --provider X`."""
 
 from sandbox_pool.conformance.model import Check, CheckResult
 from sandbox_pool.conformance.registry import all_checks

@@ -43,6 +43,11 @@ class HostSecret:
         """What it says now."""
         return Path(self.path).read_text()
 
+    def open_to_all(self) -> None:
+        """Let every user of the machine read it."""
+        Path(self.path).chmod(0o644)
+        Path(self.folder).chmod(0o755)
+
     def sibling(self, prefix: str) -> Path:
         """Another path in the same folder."""
         return Path(self.folder) / f"{prefix}{self.name}"

@@ -36,8 +36,7 @@ async def run_check(check: Check, context: CheckContext) -> CheckResult:
         detail = f"not done after {check.timeout_s:g} s"
     except Exception as error:  # noqa: BLE001 - any error in a check means that the promise was not kept
         detail = f"{type(error).__name__}: {error}"
-    verdict = "failed" if detail else "passed"
-    return CheckResult(check.id, check.promise, verdict, detail, time.monotonic() - began_s)
+    return CheckResult(check.id, check.promise, "failed" if detail else "passed", detail, time.monotonic() - began_s)
 
 
 async def run_checks(checks: Sequence[Check], context: CheckContext, at_once: int = 4) -> AsyncIterator[CheckResult]:

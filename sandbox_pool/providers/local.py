@@ -140,9 +140,9 @@ class LocalProvider:
             for path in (directory, scratch, directory / "server.py"):
                 os.chown(path, entry.pw_uid, entry.pw_gid)
 
-    def _command(self, name: str, *arguments: str) -> list[str]:
+    def _command(self, name: str, *arguments: str) -> tuple[str, ...]:
         directory = self._directory(name)
-        return [self._options.python, str(directory / "server.py"), "--scratch", str(directory / "scratch"), *arguments]
+        return (self._options.python, str(directory / "server.py"), "--scratch", str(directory / "scratch"), *arguments)
 
     async def _launch(self, name: str, address: str) -> asyncio.subprocess.Process:
         context = self._context

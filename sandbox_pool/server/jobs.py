@@ -21,12 +21,21 @@ BASH = "/bin/bash"
 class Job:
     """A keeper and the shell it started, waiting for its command or running it."""
 
-    def __init__(self, instance: "Instance", *, background: bool = False, terminal: "Optional[Tuple[int, int]]" = None) -> None:
+    def __init__(
+        self,
+        instance: "Instance",
+        *,
+        stdin: Optional[bytes] = None,
+        separate: bool = False,
+        background: bool = False,
+        terminal: "Optional[Tuple[int, int]]" = None,
+    ) -> None:
         self.instance = instance
         self.state = instance.state
         self.background = background
-        self.exit: "asyncio.Future[Message]" = asyncio.get_running_loop().create_future()
-        self.started: "asyncio.Future[int]" = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.exit: "asyncio.Future[Message]" = loop.create_future()
+        self.started: "asyncio.Future[int]" = loop.create_future()
         self.on_alive: Optional[Callable[[float], None]] = None
         self._logs: "Dict[int, asyncio.Future[Message]]" = {}
         self._serial = 0
@@ -34,19 +43,25 @@ class Job:
         self.channel = Channel(ours, self._on_message, self._on_close)
         instance.control.send("job", fds=[theirs.fileno()])
         theirs.close()
-        self.channel.send("start", self._start_fields(background, terminal), self.state)
-        instance.jobs.add(self)
-
-    def _start_fields(self, background: bool, terminal: "Optional[Tuple[int, int]]") -> "List[Tuple[str, Any]]":
-        # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
-        env = {} if self.state else self.instance.environment
-        fields: "List[Tuple[str, Any]]" = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
-        fields += [("env", f"{name}={value}") for name, value in env.items()]
-        fields.append(("env", f"__hermes={shell.SPAWN_BOOT if background else shell.EXEC_BOOT}"))
-        fields.append(("background", int(background)))
+        fields = self._start_fields()
+        if background:
+            fields.append(("background", 1))
+        if separate:
+            fields.append(("separate", 1))
+        if stdin is not None:
+            fields.append(("stdin", 1))
         if terminal:
             fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
-        return fields
+        self.channel.send("start", fields, self.state + (stdin or b""))
+        instance.jobs.add(self)
+
+    def _start_fields(self) -> "List[Tuple[str, Any]]":
+        # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
+        env = {} if self.state else self.instance.environment
+        boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
+        fields: "List[Tuple[str, Any]]" = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+        fields += [("env", f"{name}={value}") for name, value in env.items()]
+        return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
 
     def _on_message(self, message: Message) -> None:
         if message.op == "exit":
@@ -86,17 +101,10 @@ class Job:
         self.channel.close()
         self.instance.jobs.discard(self)
 
-    def run(self, script: shell.Script, stdin: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
+    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
         """Hand the waiting shell its command."""
-        fields: "List[Tuple[str, Any]]" = [
-            ("script", script.prelude),
-            ("command", script.command),
-            ("timeout_ms", timeout_ms),
-            ("max_chars", max_chars),
-            ("long_size", len(script.long_part)),
-            ("log", log_path),
-        ]
-        self.channel.send("run", fields, script.long_part + stdin)
+        fields = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        self.channel.send("run", fields, script)
 
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""

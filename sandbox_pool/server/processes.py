@@ -33,7 +33,7 @@ async def _spawn(_slot: Slot, instance: Instance, request: Request, body: bytes)
     )
     terminal = (int(header.get("rows", 30)), int(header.get("cols", 120))) if header.get("pty") else None
     job = Job(instance, background=True, terminal=terminal)
-    job.run(script, b"", timeout_ms=0, max_chars=0, log_path="/")
+    job.run(script, timeout_ms=0, max_chars=0, log_path="/")
     pid = await job.started
     name = f"p{next(_numbers)}"
     instance.processes[name] = job

@@ -8,12 +8,10 @@ numbers that stdout and stderr know nothing of, so nothing printed can pass for 
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
-FD_SCRIPT, FD_STATE, FD_STDIN, FD_STDERR, FD_LONG = 200, 201, 202, 203, 204
+FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
 """Must agree with the enum in helper/slot.h."""
-SHORT_SCRIPT = 3000
-"""bash reads a script from a pipe byte by byte; longer ones come from a file."""
 
 START = 'eval "$__hermes"'
 """Argument of `bash -c`; what it evaluates comes from the environment, so that process lists stay readable."""
@@ -22,9 +20,10 @@ _SAVE = (
     "{ builtin printf '%s\\0%s\\0' \"$PWD\" \"${OLDPWD-}\"; declare +x PWD OLDPWD SHLVL; declare -px; declare -f; alias -p;"
     f" }} >/proc/self/fd/{FD_STATE} 2>/dev/null"
 )
+# A byte on a pipe says that the script is there; bash reads pipes byte by byte, so the script itself is in a file.
 _RECEIVE = (
-    f"unset __hermes; shopt -s expand_aliases; . /proc/self/fd/{FD_STATE}; IFS= read -r -d '' -u {FD_SCRIPT} __hermes;"
-    f" IFS= read -r -d '' -u {FD_SCRIPT} __hermes_command; exec {FD_SCRIPT}<&-; eval \"$__hermes\"; unset __hermes;"
+    f"unset __hermes; shopt -s expand_aliases; . /proc/self/fd/{FD_STATE}; read -r -u {FD_WAKE} || exit;"
+    f" unset REPLY; . /proc/self/fd/{FD_SCRIPT}; exec {FD_WAKE}<&- {FD_SCRIPT}<&-; eval \"unset __hermes; $__hermes\";"
     ' eval "unset __hermes_command; $__hermes_command"'
 )
 # After a plain end the state is saved here, so that a command may have an EXIT trap of its own.
@@ -56,51 +55,26 @@ def _exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {name}={quote(value)}; " for name, value in env.items())
 
 
-class Script(NamedTuple):
-    """What a waiting shell is sent: a prelude, then the command; or both in a file when they are long."""
-
-    prelude: str
-    command: str
-    long_part: bytes
-
-
 def exec_script(
-    command: str,
-    *,
-    cwd: Optional[str],
-    current: str,
-    previous: str,
-    workdir: str,
-    env: Mapping[str, str],
-    has_stdin: bool,
-    merge_stderr: bool,
-) -> Script:
+    command: str, *, cwd: Optional[str], current: str, previous: str, workdir: str, env: Mapping[str, str]
+) -> bytes:
     """A command whose state is saved at its end, also when it calls exit."""
-    stdin = f"exec 0</proc/self/fd/{FD_STDIN}; " if has_stdin else ""
-    stderr = "" if merge_stderr else f"exec 2>&{FD_STDERR}; "
-    prelude = (
-        f"{stdin}{stderr}exec {FD_STDIN}<&- {FD_STDERR}>&- {FD_LONG}<&-; "
-        f"{_change_directory(cwd, current, previous, workdir)}; {_exports(env)}trap {quote(_TRAP)} EXIT"
-    )
-    return _shorten(prelude, command)
+    prelude = f"{_change_directory(cwd, current, previous, workdir)}; {_exports(env)}trap {quote(_TRAP)} EXIT"
+    return _script(prelude, command)
 
 
 def spawn_script(
     command: str, *, cwd: Optional[str], current: str, previous: str, workdir: str, env: Mapping[str, str]
-) -> Script:
+) -> bytes:
     """A background process: it starts from the slot's state and leaves none."""
-    prelude = (
-        f"exec {FD_STATE}<&- {FD_STDIN}<&- {FD_LONG}<&-; "
-        f"{_change_directory(cwd, current, previous, workdir)}; {_exports(env)}"
-    )
-    return _shorten(prelude, command)
+    prelude = f"exec {FD_STATE}<&-; {_change_directory(cwd, current, previous, workdir)}; {_exports(env)}"
+    return _script(prelude, command)
 
 
-def _shorten(prelude: str, command: str) -> Script:
-    if len(prelude) + len(command) <= SHORT_SCRIPT:
-        return Script(prelude, command, b"")
-    text = f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n"
-    return Script(f'. /proc/self/fd/{FD_LONG}; eval "$__hermes"', "", text.encode("utf-8", "surrogateescape"))
+def _script(prelude: str, command: str) -> bytes:
+    if "\0" in command:
+        raise ValueError("a command can not hold a NUL character")
+    return f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n".encode("utf-8", "surrogateescape")
 
 
 def restore_env(state: bytes, before: bytes, names: Mapping[str, str]) -> bytes:

@@ -28,5 +28,3 @@ def test_the_state_directory_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_state_dir() == tmp_path / "hermes-rl"
     assert PoolConfig(state_dir=tmp_path / "own").resolved_state_dir() == tmp_path / "own"
-
-

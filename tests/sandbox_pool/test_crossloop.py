@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -100,10 +101,8 @@ async def test_every_result_is_either_taken_or_reclaimed_however_the_race_ends(h
         for _ in range(n % 7):
             await asyncio.sleep(0)
         task.cancel()
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             taken.append(await task)
-        except asyncio.CancelledError:
-            pass
 
     async def settle():
         for _ in range(20):

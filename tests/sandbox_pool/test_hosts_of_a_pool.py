@@ -1,20 +1,16 @@
 """Hosts: started on demand, replaced when they fail, stopped when idle, and never forgotten."""
 
 import asyncio
+import itertools
 import time
 
 import pytest
 from support.pool_fake_host import FakePlace, FakeServer, FakeSlot
+from support.pool_wait import eventually
 
 from sandbox_pool import HostStartFailed, IsolationUnavailable, SandboxLost
 from sandbox_pool.journal import Journal
 from sandbox_pool.pool import SlotPool
-
-
-async def eventually(condition, timeout_s=10.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def journal_of(pool):
@@ -53,7 +49,7 @@ async def test_creates_are_paced(make_pool):
         leases = await asyncio.gather(*(pool.acquire(f"t{n}") for n in range(3)))
         await asyncio.gather(*(lease.release() for lease in leases))
     moments = [moment for _, moment in place.started]
-    assert all(later - earlier > 0.15 for earlier, later in zip(moments, moments[1:], strict=False))
+    assert all(later - earlier > 0.15 for earlier, later in itertools.pairwise(moments))
 
 
 async def test_idle_hosts_go_down_to_the_minimum(make_pool):

@@ -5,18 +5,13 @@ import random
 
 import pytest
 from support.pool_fake_host import FakePlace
+from support.pool_wait import eventually
 
 from sandbox_pool import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, SandboxSpec, ScratchFull
 
 
 def free_slots(pool):
     return sum(host.free for host in pool.status().hosts)
-
-
-async def eventually(condition, timeout_s=10.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_lease_is_a_context_and_an_awaitable(make_pool):
@@ -247,10 +242,10 @@ async def test_a_spec_with_hosts_of_its_own_waits_only_for_those(make_pool):
     place = FakePlace(slots=1, shared=False)
     big, small = SandboxSpec(memory_mb=4096), SandboxSpec(memory_mb=64)
     async with make_pool(place, min_hosts=0, max_hosts=2) as pool:
-        async with pool.lease("big", big) as one, pool.lease("small", small) as other:
-            assert one.host != other.host
-            with pytest.raises(AcquireTimeout):
-                await pool.acquire("more", big, timeout_s=0.05)
+        one, other = await pool.acquire("big", big), await pool.acquire("small", small)
+        assert one.host != other.host
+        with pytest.raises(AcquireTimeout):
+            await pool.acquire("more", big, timeout_s=0.05)
 
 
 async def test_a_lost_snapshot_is_an_error_and_not_an_empty_slot(make_pool):

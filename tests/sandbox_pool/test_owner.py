@@ -40,10 +40,7 @@ def test_a_zombie_counts_as_dead(child):
 
 
 def _eventually(condition):
-    for _ in range(1_000_000):
-        if condition():
-            return True
-    return False
+    return any(condition() for _ in range(1000000))
 
 
 def test_another_process_with_the_same_pid_is_not_the_owner():

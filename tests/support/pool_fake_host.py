@@ -82,7 +82,7 @@ class FakeClient:
         if not self.closed:
             self.closed = True
             for callback in self._lost:
-                callback(SandboxLost('lost'))
+                callback(SandboxLost("lost"))
 
     async def health(self):
         await self.server.enter("health")

@@ -32,7 +32,7 @@ async def pipelines_and_quotes(ctx: CheckContext) -> None:
     command = "cat <<'EOF' | tr a-z A-Z\nit's \"quoted\" $HOME `no` \\n\nEOF\n"
     async with ctx.lease() as box:
         result = await box.exec(command)
-    expect_equal(result.output, "IT'S \"QUOTED\" $HOME `NO` \\N\n", "output")
+    expect_equal(result.output, 'IT\'S "QUOTED" $HOME `NO` \\N\n', "output")
 
 
 @check()

@@ -118,7 +118,9 @@ async def folders_are_listed(ctx: CheckContext) -> None:
 async def remove_files_and_trees(ctx: CheckContext) -> None:
     """Files and whole trees can be removed; a symlink goes, not what it points to."""
     async with ctx.lease() as box:
-        await box.exec("mkdir -p t/deep; touch t/deep/x keep; ln -s ../keep t/link; mkdir other; touch other/y; ln -s other dl")
+        await box.exec(
+            "mkdir -p t/deep; touch t/deep/x keep; ln -s ../keep t/link; mkdir other; touch other/y; ln -s other dl"
+        )
         with expect_error(SandboxFileError):
             await box.remove("t")
         await box.remove("t", recursive=True)
@@ -192,7 +194,9 @@ async def a_symlink_swapped_under_way_does_not_help(ctx: CheckContext) -> None:
     secret = await ctx.host_secret()
     async with ctx.lease() as box:
         await box.exec(f"mkdir real; echo mine > real/{secret.name}; ln -s {secret.folder} evil; mkdir swap")
-        await box.exec("(while :; do mv -T real swap/d; mv -T evil real; mv -T real evil; mv -T swap/d real; done) 2>/dev/null &")
+        await box.exec(
+            "(while :; do mv -T real swap/d; mv -T evil real; mv -T real evil; mv -T swap/d real; done) 2>/dev/null &"
+        )
         for _ in range(60):
             try:
                 data = await box.read_file(f"real/{secret.name}")

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.conformance.model import check, expect, expect_equal, expect_error
 from sandbox_pool.errors import AcquireTimeout, SandboxLost, StaleLease
+from sandbox_pool.lease import Lease
 from sandbox_pool.spec import SandboxSpec
 
 
 @check()
 async def files_are_gone_after_release(ctx: CheckContext) -> None:
     """Nothing a task wrote is there for the next task in the same slot."""
-    await _everybody(ctx, "mkdir -p deep/er; echo x > deep/er/hrl-left; ln -s / loop; ln -s deep dirlink; mkfifo pipe; echo y > .hid")
-    found = await _everybody(ctx, "ls -A; find . /tmp /var/tmp /dev/shm /root /home /run -xdev -name hrl-left 2>/dev/null | head -3", timeout_s=60)
+    await _everybody(
+        ctx, "mkdir -p deep/er; echo x > deep/er/hrl-left; ln -s / loop; ln -s deep dirlink; mkfifo pipe; echo y > .hid"
+    )
+    found = await _everybody(
+        ctx,
+        "ls -A; find . /tmp /var/tmp /dev/shm /root /home /run -xdev -name hrl-left 2>/dev/null | head -3",
+        timeout_s=60,
+    )
     expect_equal(set(found), {""}, "what later tasks found")
 
 
 @check()
 async def processes_are_gone_after_release(ctx: CheckContext) -> None:
     """No process survives its lease: not in the background, not as a daemon, not with signals ignored."""
-    daemon = "nohup setsid bash -c \"trap '' TERM HUP INT; exec -a hrl-daemon sleep 9876\" >/dev/null 2>&1 & disown; sleep 8765 &"
-    await _everybody(ctx, daemon)
-    found = await _everybody(ctx, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -cE '[h]rl-daemon|[8]765'")
+    daemon = "trap '' TERM HUP INT; exec -a hrl-daemon sleep 9876"
+    await _everybody(ctx, f'nohup setsid bash -c "{daemon}" >/dev/null 2>&1 & disown; sleep 8765 &')
+    found = await _everybody(
+        ctx, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -cE '[h]rl-daemon|[8]765'"
+    )
     expect_equal({text.strip() for text in found}, {"0"}, "processes of earlier tasks that were seen")
 
 
 @check()
 async def shell_state_is_gone_after_release(ctx: CheckContext) -> None:
     """Variables, functions, aliases and directory of one task are not there for the next."""
-    await _everybody(ctx, "export HRL_LEFT=1; hrl_left() { echo no; }; alias hrl_alias=ls; cd /; umask 077; ulimit -n 17")
+    await _everybody(
+        ctx, "export HRL_LEFT=1; hrl_left() { echo no; }; alias hrl_alias=ls; cd /; umask 077; ulimit -n 17"
+    )
     found = await _everybody(ctx, 'echo "${HRL_LEFT-clean} $(type -t hrl_left)$(type -t hrl_alias) $(umask) $PWD"')
     for text in found:
         expect(text.startswith("clean  ") and not text.strip().endswith(" /"), f"a later task saw {text!r}")
@@ -97,7 +109,7 @@ async def another_spec_gets_its_own_slot(ctx: CheckContext) -> None:
 @check()
 async def every_slot_can_be_leased_at_once(ctx: CheckContext) -> None:
     """All slots that are free can be held at the same time, each usable, each its own."""
-    held = []
+    held: list[Lease] = []
     try:
         while len(held) < ctx.info.slots:
             held.append(await ctx.pool.acquire(f"check-{len(held)}", timeout_s=1.0))
@@ -121,10 +133,8 @@ async def a_cancelled_wait_takes_no_slot(ctx: CheckContext) -> None:
         if not task.cancel():
             await (await task).release()
             continue
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await (await task).release()
-        except asyncio.CancelledError:
-            pass
     await ctx.until(lambda: _nobody_is(ctx, "check-cancelled"))
 
 
@@ -133,7 +143,9 @@ async def many_leases_one_after_another(ctx: CheckContext) -> None:
     """Leasing and releasing again and again works every time and leaves no slot quarantined."""
     for n in range(40):
         async with ctx.lease() as box:
-            expect_equal((await box.exec(f"echo {n} > f; cat f; ls | wc -l")).output, f"{n}\n1\n", f"output of lease {n}")
+            expect_equal(
+                (await box.exec(f"echo {n} > f; cat f; ls | wc -l")).output, f"{n}\n1\n", f"output of lease {n}"
+            )
     quarantined = {slot for host in ctx.pool.status().hosts for slot in host.quarantined}
     expect_equal(quarantined, set(), "quarantined slots")
 

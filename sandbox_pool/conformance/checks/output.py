@@ -26,7 +26,9 @@ async def stderr_apart_on_request(ctx: CheckContext) -> None:
 async def utf8_across_chunks(ctx: CheckContext) -> None:
     """Characters of several bytes survive being written in pieces."""
     async with ctx.lease() as box:
-        result = await box.exec("printf '\\xf0\\x9f'; sleep 0.2; printf '\\x98\\x80'; sleep 0.1; printf '\\xc3'; printf '\\xa9'")
+        result = await box.exec(
+            "printf '\\xf0\\x9f'; sleep 0.2; printf '\\x98\\x80'; sleep 0.1; printf '\\xc3'; printf '\\xa9'"
+        )
     expect_equal(result.output, "😀é", "output")
 
 

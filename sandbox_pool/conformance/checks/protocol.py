@@ -62,7 +62,9 @@ async def a_repeat_while_it_runs_waits_for_the_same_outcome(ctx: CheckContext) -
     """The same request id while the command still runs waits for that command."""
     request_id = secrets.token_hex(8)
     async with ctx.lease() as box:
-        results = await asyncio.gather(*(box.exec("sleep 0.5; echo x >> runs; echo $$", request_id=request_id) for _ in range(3)))
+        results = await asyncio.gather(
+            *(box.exec("sleep 0.5; echo x >> runs; echo $$", request_id=request_id) for _ in range(3))
+        )
         runs = await box.exec("wc -l < runs")
     expect_equal(len({result.output for result in results}), 1, "different outcomes")
     expect_equal(runs.output.strip(), "1", "times it ran")

@@ -14,7 +14,9 @@ from sandbox_pool.spec import SandboxSpec
 async def a_fork_has_the_files(ctx: CheckContext) -> None:
     """A fork starts with the files of the snapshot: contents, modes, symlinks, deletions."""
     async with ctx.lease() as box:
-        await box.exec("mkdir -p d/e; printf '\\0bin' > d/e/f; echo run > r; chmod 750 r; ln -s d/e/f link; touch no; rm no")
+        await box.exec(
+            "mkdir -p d/e; printf '\\0bin' > d/e/f; echo run > r; chmod 750 r; ln -s d/e/f link; touch no; rm no"
+        )
         snapshot = await box.snapshot()
         async with ctx.pool.lease_from(snapshot, "fork") as fork:
             result = await fork.exec("cat link | od -An -c | tr -d ' \\n'; stat -c %a r; ls | tr '\\n' ' '")
@@ -120,7 +122,9 @@ async def an_unknown_snapshot_is_an_error(ctx: CheckContext) -> None:
 async def changes_outside_the_workspace_are_kept(ctx: CheckContext) -> None:
     """Changes anywhere in the root, such as an installed program, are in the snapshot."""
     async with ctx.lease() as box:
-        await box.exec("echo '#!/bin/sh\necho tool' > /usr/local/bin/hrl-tool; chmod +x /usr/local/bin/hrl-tool; rm -f /etc/issue")
+        await box.exec(
+            "echo '#!/bin/sh\necho tool' > /usr/local/bin/hrl-tool; chmod +x /usr/local/bin/hrl-tool; rm -f /etc/issue"
+        )
         snapshot = await box.snapshot()
     async with ctx.pool.lease_from(snapshot, "fork") as fork:
         result = await fork.exec("hrl-tool; test -e /etc/issue || echo gone")

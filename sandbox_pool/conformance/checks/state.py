@@ -13,8 +13,8 @@ from sandbox_pool.spec import SandboxSpec
 async def exported_variables_persist(ctx: CheckContext) -> None:
     """Exported variables are there in the next command, whatever their value."""
     async with ctx.lease() as box:
-        await box.exec("export A=\"two\nlines 'and' \\\"quotes\\\"\"")
-        result = await box.exec("printf %s \"$A\"")
+        await box.exec('export A="two\nlines \'and\' \\"quotes\\""')
+        result = await box.exec('printf %s "$A"')
     expect_equal(result.output, "two\nlines 'and' \"quotes\"", "the variable")
 
 
@@ -23,7 +23,7 @@ async def unset_variables_stay_unset(ctx: CheckContext) -> None:
     """A variable that was unset is gone in the next command."""
     async with ctx.lease(SandboxSpec(env={"GIVEN": "1"})) as box:
         await box.exec("unset GIVEN")
-        result = await box.exec("echo \"${GIVEN-gone}\"")
+        result = await box.exec('echo "${GIVEN-gone}"')
     expect_equal(result.output, "gone\n", "output")
 
 
@@ -61,7 +61,7 @@ async def env_of_one_call_does_not_stay(ctx: CheckContext) -> None:
     """`env` given to one call is not there in the next."""
     async with ctx.lease() as box:
         await box.exec("true", env={"PASSING": "1"})
-        result = await box.exec("echo \"${PASSING-no}\"")
+        result = await box.exec('echo "${PASSING-no}"')
     expect_equal(result.output, "no\n", "output")
 
 
@@ -91,8 +91,8 @@ async def a_removed_working_directory_is_reported(ctx: CheckContext) -> None:
 async def the_spec_environment_is_there(ctx: CheckContext) -> None:
     """Variables of the spec are in every command."""
     async with ctx.lease(SandboxSpec(env={"FROM_SPEC": "a=b 'c'"})) as box:
-        first = await box.exec("echo \"$FROM_SPEC\"")
-        second = await box.exec("echo \"$FROM_SPEC\"")
+        first = await box.exec('echo "$FROM_SPEC"')
+        second = await box.exec('echo "$FROM_SPEC"')
     expect_equal((first.output, second.output), ("a=b 'c'\n",) * 2)
 
 
@@ -118,6 +118,6 @@ async def the_workspace_is_where_commands_start(ctx: CheckContext) -> None:
 async def a_huge_environment(ctx: CheckContext) -> None:
     """A large environment persists without breaking later commands."""
     async with ctx.lease() as box:
-        await box.exec("for i in $(seq 200); do export \"BIG_$i=$(printf %0200d $i)\"; done")
+        await box.exec('for i in $(seq 200); do export "BIG_$i=$(printf %0200d $i)"; done')
         result = await box.exec("env | grep -c ^BIG_")
     expect_equal(result.output, "200\n", "variables that persisted")

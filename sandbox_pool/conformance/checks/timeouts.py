@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from sandbox_pool.conformance.context import CheckContext
@@ -35,7 +36,7 @@ async def a_timeout_kills_the_whole_tree(ctx: CheckContext) -> None:
     async with ctx.lease() as box:
         command = "setsid sleep 4321 & (setsid bash -c 'sleep 4322 & sleep 4323' &) ; nohup sleep 4324 & sleep 4325"
         await box.exec(command, timeout_s=0.7)
-        left = await box.exec("sleep 0.3; for n in 1 2 3 4 5; do pgrep -f \"^sleep 432$n\"; done | wc -l")
+        left = await box.exec('sleep 0.3; for n in 1 2 3 4 5; do pgrep -f "^sleep 432$n"; done | wc -l')
     expect_equal(left.output.strip(), "0", "processes left of the command")
 
 
@@ -68,10 +69,8 @@ async def cancelling_a_call_kills_its_command(ctx: CheckContext) -> None:
         task = asyncio.create_task(box.exec("touch began; setsid sleep 4331 & sleep 4332"))
         await ctx.until(lambda: _exists(box, "began"))
         task.cancel()
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await task
-        except asyncio.CancelledError:
-            pass
         left = await box.exec("sleep 0.3; pgrep -f '^sleep 433[12]' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
     expect_equal(left.output.split(), ["0", "alive"], "processes left, and the one from before")
 

@@ -159,31 +159,22 @@ static void kill_tree(void) {
 }
 
 static void run_command(const struct message *request) {
-    static char log_path[128];
     size_t max_chars = (size_t)message_number(request, "max_chars", 50000);
     long timeout_ms = message_number(request, "timeout_ms", 0);
-    size_t long_size = (size_t)message_number(request, "long_size", 0);
-    const char *script = message_get(request, "script"), *command = message_get(request, "command");
     const char *log = message_get(request, "log");
-    snprintf(log_path, sizeof log_path, "%s", log ? log : "/tmp/hermes-exec/log");
-    capture_begin(&out, max_chars, log_path);
-    char error_path[sizeof log_path + 8];
-    snprintf(error_path, sizeof error_path, "%s.stderr", log_path);
-    capture_begin(&err, max_chars, error_path);
-    if (long_size <= request->raw_size) {
-        write_all(job.long_script, request->raw, long_size);
-        write_all(job.stdin_file, request->raw + long_size, request->raw_size - long_size);
-        lseek(job.stdin_file, 0, SEEK_SET);
-    }
+    char path[sizeof out.log_path];
+    snprintf(path, sizeof path - 8, "%s", log ? log : "/tmp/hermes-exec/log");
+    capture_begin(&out, max_chars, path);
+    strcat(path, ".stderr");
+    capture_begin(&err, max_chars, path);
+    write_all(job.script, request->raw, request->raw_size);
     started_us = now_us();
     deadline_us = timeout_ms > 0 ? started_us + timeout_ms * 1000LL : 0;
     next_alive_us = started_us + ALIVE_EVERY_US;
     running = true;
-    /* The NULs are what the shell reads up to. */
-    write_all(job.script, script, strlen(script) + 1);
-    write_all(job.script, command, strlen(command) + 1);
-    close(job.script);
-    job.script = -1;
+    write_all(job.wake, "\n", 1);
+    close(job.wake);
+    job.wake = -1;
 }
 
 static void send_log(const struct message *request) {
@@ -334,10 +325,11 @@ void keeper_main(int sock) {
     struct message request;
     if (!message_receive(job.sock, &request)) _exit(0);
     background = message_number(&request, "background", 0);
-    initial_state_size = request.raw_size;
-    initial_state = malloc(request.raw_size + 1);
+    initial_state_size = (size_t)message_number(&request, "state_size", 0);
+    if (initial_state_size > request.raw_size) _exit(71);
+    initial_state = malloc(initial_state_size + 1);
     if (!initial_state) _exit(71);
-    memcpy(initial_state, request.raw, request.raw_size);
+    memcpy(initial_state, request.raw, initial_state_size);
     errno = 0;
     const char *failed = start_shell(&job, &request);
     if (failed) {

@@ -101,12 +101,12 @@ struct job {
     pid_t shell;
     int out, err;      /* read ends of the command's pipes; -1 once closed */
     int input;         /* write end of a background process's stdin, or the PTY */
-    int script;        /* write end of the pipe on which the shell waits for its command */
-    int state, stdin_file, long_script;   /* memory files shared with the shell */
+    int wake;          /* write end of the pipe on which the shell waits */
+    int state, script; /* memory files shared with the shell */
     bool pty;
 };
 
-enum { FD_SCRIPT = 200, FD_STATE = 201, FD_STDIN = 202, FD_STDERR = 203, FD_LONG = 204 };
+enum { FD_WAKE = 200, FD_STATE = 201, FD_SCRIPT = 202 };
 const char *start_shell(struct job *job, const struct message *request);
 
 /* tree.c */
