@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("bench", "doctor", "evaluate", "pool", "process", "serve", "verify")
+VERBS = ("bench", "doctor", "evaluate", "pool", "process", "serve", "verify", "view")
 
 
 class Verb(Protocol):

@@ -29,21 +29,27 @@ def encode(value: Any, depth: int = 0) -> Any:
         raise NotPlain("nested too deeply")
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, int):
-        return value if abs(value) < 2**53 else {"t": "int", "v": str(value)}
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"t": "float", "v": repr(value)}
-    if isinstance(value, complex):
-        return {"t": "complex", "v": [encode(value.real), encode(value.imag)]}
-    if isinstance(value, (bytes, bytearray)):
-        return {"t": "bytes", "v": list(value)}
-    if isinstance(value, list):
-        return [encode(item, depth + 1) for item in value]
-    if isinstance(value, (tuple, set, frozenset)):
-        return {"t": "tuple" if isinstance(value, tuple) else "set", "v": [encode(item, depth + 1) for item in value]}
-    if isinstance(value, dict):
-        return {"t": "dict", "v": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in value.items()]}
+    for kind, pack in PACKERS:
+        if isinstance(value, kind):
+            return pack(value, depth + 1)
     raise NotPlain("a value of type " + type(value).__name__)
+
+
+def _items(values: Any, depth: int) -> list[Any]:
+    return [encode(item, depth) for item in values]
+
+
+PACKERS: Any = (
+    (int, lambda value, depth: value if abs(value) < 2**53 else {"t": "int", "v": str(value)}),
+    (float, lambda value, depth: value if math.isfinite(value) else {"t": "float", "v": repr(value)}),
+    (complex, lambda value, depth: {"t": "complex", "v": _items((value.real, value.imag), depth)}),
+    ((bytes, bytearray), lambda value, depth: {"t": "bytes", "v": list(value)}),
+    (list, _items),
+    (tuple, lambda value, depth: {"t": "tuple", "v": _items(value, depth)}),
+    ((set, frozenset), lambda value, depth: {"t": "set", "v": _items(value, depth)}),
+    (dict, lambda value, depth: {"t": "dict", "v": [_items(pair, depth) for pair in value.items()]}),
+)
+"""Kind of value -> how it is packed, in this order."""
 
 
 def decode(data: Any, depth: int = 0) -> Any:
