@@ -1,7 +1,7 @@
 """Ways to make a prompt shorter. Each takes a view and a goal and returns a view, as deterministic as what it is given.
 
-The default order: shorten old tool results, drop the oldest units, and when the protected part alone is too long, shorten
-recent tool results too. `SummarizeOldest` goes before `DropOldest` where a summary is worth a model call.
+The default order: shorten old tool results, drop the oldest units, and when the protected part alone is too long,
+shorten recent tool results too. `SummarizeOldest` goes before `DropOldest` where a summary is worth a model call.
 """
 
 from __future__ import annotations

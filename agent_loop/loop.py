@@ -133,7 +133,6 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
     segments = rollout.conversation.segments()
     if segments:
         metrics["segments"] = float(len(segments))
-    sampled_calls = getattr(rollout.conversation, "sampled_calls", None)
     return AgentResult(
         messages=rollout.messages,
         managed_state=rollout.conversation.state(),
@@ -151,7 +150,7 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
         tool_calls=calls,
         metrics=metrics,
         segments=segments,
-        sampled_calls=list(sampled_calls() if sampled_calls else ()),
+        wire_log=getattr(rollout.conversation, "sampled_calls", list),
         truncations=rollout.truncations,
         timing={"model_s": metrics["model_s"], "tools_s": metrics["tools_s"], "total_s": total_s},
     )

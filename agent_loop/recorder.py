@@ -129,7 +129,7 @@ class RecordedConversation:
 
     def state(self) -> dict[str, Any]:
         """Segments in the shape of atroposlib's ManagedServer."""
-        reasons = {call.segment: call.finish_reason for call in self.sampled_calls()}
+        reasons = self._ledger.finish_reasons()
         return {
             "nodes": [
                 {

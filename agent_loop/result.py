@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,10 +100,15 @@ class AgentResult:
     metrics: dict[str, float] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     """Token-exact training data; empty when the server gives no tokens, which `has_tokens` says."""
-    sampled_calls: list[SampledCall] = field(default_factory=list)
-    """Every request to the model as it went over the wire, when the server records tokens."""
+    wire_log: Callable[[], list[SampledCall]] = field(default=list, repr=False)
+    """Makes `sampled_calls`, which repeat every prompt whole: for long rollouts that is far more than the rest."""
     truncations: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sampled_calls(self) -> list[SampledCall]:
+        """Every request to the model as it went over the wire; empty when the server gives no tokens."""
+        return self.wire_log()
 
     @property
     def has_tokens(self) -> bool:

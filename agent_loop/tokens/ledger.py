@@ -101,6 +101,10 @@ class Ledger:
         done = [(self._segments[index], end) for index, end in sorted(ends.items())]
         return [Segment(s.tokens[:end], s.masks[:end], s.logprobs[:end]) for s, end in done]
 
+    def finish_reasons(self) -> list[str]:
+        """The finish reason of the last call of each segment that `segments` gives."""
+        return list({call.segment: call.finish_reason for call in self._calls}.values())
+
     def sampled_calls(self) -> list[SampledCall]:
         """The calls with their whole prompts, each checked against the fingerprint taken when it was sent."""
         position = {index: k for k, index in enumerate(sorted({c.segment for c in self._calls}))}

@@ -42,14 +42,14 @@ THOUGHT = "Xt0probe"
 
 def result(index: int) -> Message:
     """A tool result with an unique text."""
-    return {"role": "tool", "tool_call_id": f"call0000{index}", "name": "probe_tool", "content": f"Xr{index}probe"}
+    return {"role": "tool", "tool_call_id": f"call_probe_{index}", "name": "probe_tool", "content": f"Xr{index}probe"}
 
 
 def call_turn(*indexes: int, reasoning: str | None = None) -> Message:
     """An assistant turn with calls."""
     calls = [
         {
-            "id": f"call0000{index}",
+            "id": f"call_probe_{index}",
             "type": "function",
             "function": {"name": "probe_tool", "arguments": {"a": f"Xa{index}probe"}},
         }
@@ -208,15 +208,24 @@ class _Prober:
         return found
 
     def _role_markers(self, traits: Traits, tools: list[ToolSchema]) -> tuple[str, ...]:
-        """Endings that open what follows: nothing closes the turn while it is last, or generation opens with them."""
-        first = self.render([USER], tools, generate=True, shape=traits.shape)
-        opening = self._specials(first[first.rindex(USER["content"]) :])
+        """Endings that open what follows: generation opens with them too, or no other token opens it."""
+        prompt = self._generation_prompt(tools, traits.shape)
+        ends = {"one result": traits.call_end, "a user message": traits.answer_end}
         markers = []
-        for name, end in (("one result", traits.call_end), ("a user message", traits.answer_end)):
-            closes = self._specials(self._own_tail(PENDING[name], tools, traits.shape))
-            if end and (not closes or (end in opening and opening.index(end) > 0)):
+        for name, end in ends.items():
+            if not end:
+                continue
+            _, glue = split_after_marker(self.render, LOCAL_HISTORY, PENDING[name], tools, traits)
+            direct = not self._specials(glue.partition(str(PENDING[name][0]["content"]))[0])
+            own = self._own_tail(PENDING[name], tools, traits.shape)
+            if end in prompt or (direct and (end not in own or traits.call_end != traits.answer_end)):
                 markers.append(end)
         return tuple(dict.fromkeys(markers))
+
+    def _generation_prompt(self, tools: list[ToolSchema], shape: MessageShape) -> str:
+        """What is written after a user message only when the model is to speak."""
+        with_prompt, without = (self.render([USER], tools, generate=g, shape=shape) for g in (True, False))
+        return with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
     # -- glue --------------------------------------------------------------------------------------------------
 
@@ -258,11 +267,11 @@ class _Prober:
             shape=traits.shape,
         )
         between = two[two.index("Xr7probe") + 8 : two.index("Xr8probe")] if "Xr8probe" in two else ""
-        opening = one[: one.index("Xr7probe")]
+        header = self._specials((traits.call_end if traits.role_marker_ends else "") + one[: one.index("Xr7probe")])
         first = self.render([USER], tools, generate=True, shape=traits.shape)
         return replace(
             traits,
-            merged_results=opening not in traits.call_end + between,
+            merged_results=bool(header) and not any(token in between for token in header),
             prompt_after_results=not without.endswith(closing),
             starts_in_thinking=_opens_thinking(first),
             schemas="Xd1probe" in first,

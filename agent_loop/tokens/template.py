@@ -208,7 +208,7 @@ def render_after_marker(
     text = renderer([*history, turn, *pending], tools, generate=True, shape=shape)
     _, found, tail = text.rpartition(MARKER)
     if not found:
-        raise TemplateRefused("the chat template does not write assistant turns that carry tool calls")
+        raise TemplateRefused("the chat template does not write what assistant turns say")
     return tail
 
 

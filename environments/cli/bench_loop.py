@@ -12,7 +12,6 @@ import gc
 import json
 import resource
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,15 @@ from environments.cli.bench import Figure, Report
 from environments.cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from agent_loop.model import Conversation, Message, ModelTurn, Sampling, Segment, ToolSchema
+    from agent_loop.model import ModelServer
+    from agent_loop.result import AgentResult
 
 HELP = "cost of the agent loop: wall time over the ideal, CPU per turn, event-loop stalls, memory"
 
 BEAT_S = 0.005
-SHORT_TURNS, LONG_TURNS, GROWTH_ROLLOUTS = 10, 60, 16
+SHORT_TURNS, LONG_TURNS = 10, 60
+GROWTH_TURNS = 480
+"""Turns in all of one measurement of growth, short or long."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,16 +37,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--latency", type=float, default=0.5, metavar="SECONDS", help="time the model takes per turn (0.5)"
     )
+    parser.add_argument(
+        "--server",
+        choices=("tokens", "http", "text"),
+        default="tokens",
+        help="exact tokens from a backend in this process, from the stand-in over HTTP, or none (tokens)",
+    )
 
 
 def measure(args: argparse.Namespace) -> Report:
     """Run the bench."""
     if args.rollouts < 1 or args.turns < 1 or args.latency < 0:
         raise UsageError("bench loop: --rollouts and --turns must be at least 1 and --latency not negative")
-    asyncio.run(_play(4, 2, 0.0))  # imports and caches
-    main = asyncio.run(_play(args.rollouts, args.turns, args.latency))
-    short, long = _growth()
-    ideal_s = args.turns * args.latency
+    return asyncio.run(_measure(args))
+
+
+async def _measure(args: argparse.Namespace) -> Report:
+    from environments.cli.bench_servers import bench_server
+
+    async with bench_server(args.server, args.latency) as server:
+        await _play(server, 1, 1)  # caches, first connection
+        main = await _play(server, args.rollouts, args.turns)
+    async with bench_server(args.server, 0.0) as server:
+        short, long = await _growth(server)
     figures = [
         Figure("wall", main.wall_s, "s"),
         Figure("cpu_per_turn", main.cpu_per_turn_ms, "ms", 2.0),
@@ -54,18 +69,23 @@ def measure(args: argparse.Namespace) -> Report:
         Figure("cpu_per_turn_60_turns", long, "ms"),
         Figure("growth_60_over_10", long / short, "x", 1.3),
     ]
-    if ideal_s > 0:
-        figures.insert(1, Figure("wall_over_ideal", main.wall_s / ideal_s, "x", 1.15))
-    settings = {"rollouts": args.rollouts, "turns": args.turns, "latency_s": args.latency}
+    if args.latency:
+        figures.insert(1, Figure("wall_over_ideal", main.wall_s / (args.turns * args.latency), "x", 1.15))
+    settings: dict[str, float | int | str] = {
+        "server": args.server,
+        "rollouts": args.rollouts,
+        "turns": args.turns,
+        "latency_s": args.latency,
+    }
     return Report("loop", settings, tuple(figures))
 
 
-def _growth() -> tuple[float, float]:
-    """CPU per turn (ms) of short and of long rollouts; the best of five each, taken in turns."""
+async def _growth(server: ModelServer) -> tuple[float, float]:
+    """CPU per turn (ms) of short and of long rollouts; the best of three each, taken in turns."""
     best = {SHORT_TURNS: float("inf"), LONG_TURNS: float("inf")}
-    for _ in range(5):
+    for _ in range(3):
         for turns in best:
-            played = asyncio.run(_play(GROWTH_ROLLOUTS, turns, 0.0))
+            played = await _play(server, GROWTH_TURNS // turns, turns)
             best[turns] = min(best[turns], played.cpu_per_turn_ms)
     return best[SHORT_TURNS], best[LONG_TURNS]
 
@@ -78,35 +98,28 @@ class _Played:
     memory_kb: float
 
 
-async def _play(rollouts: int, turns: int, latency_s: float) -> _Played:
-    from agent_loop.loop import HermesAgentLoop
-
-    server = _FixedLatency(turns, latency_s)
+async def _play(server: ModelServer, rollouts: int, turns: int) -> _Played:
     gc.collect()
     late: list[float] = []
     memory_before = _resident_kb()
     beat = asyncio.create_task(_heartbeat(late))
     wall, cpu = time.perf_counter(), time.process_time()
-    loops = [
-        HermesAgentLoop(
-            server,
-            [_TOOL],
-            tool_handler=_answer,
-            parallel_tools={"terminal"},
-            max_turns=turns,
-            max_context_tokens=10**6,
-        )
-        for _ in range(rollouts)
-    ]
-    results = await asyncio.gather(*(loop.run([{"role": "user", "content": "count"}]) for loop in loops))
+    results = await asyncio.gather(*(_rollout(server, turns) for _ in range(rollouts)))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     memory = _resident_kb() - memory_before
     beat.cancel()
-    if any(not result.finished_naturally for result in results):
-        raise RuntimeError(f"a rollout ended as {next(r.outcome for r in results if not r.finished_naturally)}")
+    if short := [result for result in results if len(result.turns) != turns]:
+        raise RuntimeError(f"a rollout ended as {short[0].outcome}: {short[0].error}")
     late.sort()
     stall = late[int(len(late) * 0.99)] if late else 0.0
     return _Played(wall, cpu * 1000 / (rollouts * turns), stall * 1000, max(memory, 0) / rollouts)
+
+
+async def _rollout(server: ModelServer, turns: int) -> AgentResult:
+    from agent_loop.loop import HermesAgentLoop
+
+    loop = HermesAgentLoop(server, [_TOOL], tool_handler=_answer, max_turns=turns, max_context_tokens=10**6)
+    return await loop.run([{"role": "user", "content": "Count the lines of every file."}])
 
 
 async def _heartbeat(late: list[float]) -> None:
@@ -138,54 +151,3 @@ _RESULT = json.dumps({"output": "line of output\n" * 40, "exit_code": 0, "error"
 
 async def _answer(name: str, arguments: dict[str, Any], task_id: str) -> str:
     return _RESULT
-
-
-class _FixedLatency:
-    """A model server that thinks for a fixed time, calls the terminal on every turn but the last, and then ends."""
-
-    def __init__(self, turns: int, latency_s: float) -> None:
-        self.turns = turns
-        self.latency_s = latency_s
-
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Conversation:
-        """A conversation of its own for each rollout."""
-        return _FixedConversation(self)
-
-    def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int | None:
-        """No tokenizer."""
-        return None
-
-
-class _FixedConversation:
-    def __init__(self, server: _FixedLatency) -> None:
-        self._server = server
-        self._taken = 0
-
-    def append(self, messages: Sequence[Message]) -> None:
-        """Nothing to keep."""
-
-    def restart(self, messages: Sequence[Message]) -> None:
-        """Nothing to keep."""
-
-    async def sample(self, sampling: Sampling) -> ModelTurn:
-        """The next scripted turn."""
-        from agent_loop.model import ModelCall, ModelTurn
-
-        await asyncio.sleep(self._server.latency_s)
-        self._taken += 1
-        if self._taken >= self._server.turns:
-            return ModelTurn("All done.", sampled_tokens=3)
-        made = (ModelCall("terminal", json.dumps({"command": f"echo {self._taken}"})),)
-        return ModelTurn("I look at the next part. " * 8, made, finish_reason="tool_calls", sampled_tokens=60)
-
-    def prompt_tokens(self) -> int | None:
-        """Unknown."""
-        return None
-
-    def segments(self) -> list[Segment]:
-        """None."""
-        return []
-
-    def state(self) -> dict[str, Any] | None:
-        """None."""
-        return None
