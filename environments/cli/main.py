@@ -19,6 +19,9 @@ from environments.cli.errors import UsageError
 VERBS = ("bench", "doctor", "evaluate", "pool", "process", "serve", "verify", "view")
 
 
+_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+
+
 class Verb(Protocol):
     """What a module of this folder offers."""
 
