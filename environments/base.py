@@ -158,7 +158,10 @@ class HermesAgentBaseEnv(AtroposEnv):
             self.model = await self._open_model()
 
     async def _open_model(self) -> ModelServer:
-        opener = ModelOpener(self._stack, self.config.tool_call_parser, self.config.tokenizer_name)
+        config = self.config
+        opener = ModelOpener(
+            self._stack, config.tool_call_parser, config.tokenizer_name, tools_in_prompt=config.tools_in_prompt
+        )
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
             return await opener.open(ours)

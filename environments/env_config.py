@@ -80,6 +80,7 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         default=None, gt=0, description="Prompts are truncated to this; None: max_token_length less one turn."
     )
     tool_call_parser: str = Field(default="hermes", description="Format of tool calls in the model's text.")
+    tools_in_prompt: bool = Field(default=True, description="Let the chat template write the tools' schemas.")
     extra_body: dict[str, Any] | None = Field(default=None, description="Passed to the server with every request.")
     terminal_timeout: float = Field(default=120.0, gt=0, description="Seconds a command may take by default.")
     terminal_lifetime: float = Field(default=3600.0, gt=0, description="Seconds a rollout may hold its sandbox.")

@@ -52,11 +52,18 @@ class ModelOpener:
     """Opens servers for an environment."""
 
     def __init__(
-        self, stack: AsyncExitStack, parser: str, tokenizer_name: str, environ: Mapping[str, str] | None = None
+        self,
+        stack: AsyncExitStack,
+        parser: str,
+        tokenizer_name: str,
+        *,
+        tools_in_prompt: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
+        self._tools_in_prompt = tools_in_prompt
         self._environ = os.environ if environ is None else environ
 
     async def open(self, servers: Sequence[ServerConfig]) -> ModelServer:
@@ -81,7 +88,7 @@ class ModelOpener:
         """A recorder over a token backend; raises TemplateRefused when the chat template cannot be exact."""
         self._stack.push_async_callback(backend.close)
         template = await asyncio.to_thread(probe_template, tokenizer)
-        return Recorder(backend, template, self._parser)
+        return Recorder(backend, template, self._parser, write_tools=self._tools_in_prompt)
 
     async def _chat(self, server: ServerConfig) -> ModelServer:
         from openai import AsyncOpenAI

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("bench", "doctor", "evaluate", "pool", "process", "serve", "verify", "view")
+VERBS = ("bench", "demo", "doctor", "evaluate", "pool", "process", "serve", "verify", "view")
 
 
 _SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
