@@ -31,9 +31,15 @@ def load_environment(
     source: str | Path | None, settings: Sequence[str] = (), kind: type[HermesAgentBaseEnv] | None = None
 ) -> HermesAgentBaseEnv:
     """Build the environment a config describes; `kind` is the class when the caller knows it."""
-    kind = kind or find_environment(_named_in(source, settings))
+    kind = kind or find_environment(_named_in(source, settings), _folders(source))
     config = load_config(_model_of(kind), source, settings)
     return kind(config.env, config.servers())
+
+
+def _folders(source: str | Path | None) -> list[Path]:
+    """Where a user's own module may lie: the working directory, and beside the config."""
+    beside = [] if source is None else [find_config(source).resolve().parent]
+    return [Path.cwd(), *beside]
 
 
 def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
@@ -90,7 +96,7 @@ def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = No
     from environments.cli.main import split_settings
 
     words, settings = split_settings(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog=f"python -m environments.{kind.name}", description=kind.__doc__)
+    parser = argparse.ArgumentParser(prog=f"python {Path(sys.argv[0]).name}", description=kind.__doc__)
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("--config", help="YAML file, or the name of a shipped config")
     parser.add_argument("--out", type=Path, help="where process and evaluate write (default runs/NAME)")

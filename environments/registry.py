@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from environments.config.errors import ConfigError, did_you_mean
@@ -16,12 +19,18 @@ SHIPPED = {
 }
 
 
-def find_environment(name: str) -> type[HermesAgentBaseEnv]:
-    """The class of this name; ConfigError with the nearest name when there is none."""
+def find_environment(name: str, folders: Sequence[Path] = ()) -> type[HermesAgentBaseEnv]:
+    """The class of this name; ConfigError with the nearest name when there is none.
+
+    A module that is not installed is looked for in `folders`, which an installed command does not search by itself.
+    """
     place = SHIPPED.get(name, name)
     module_name, _, class_name = place.partition(":")
     if not class_name:
         raise ConfigError(f"unknown environment {name!r}; {did_you_mean(name, list(SHIPPED))}, or give module:Class")
+    for folder in folders:
+        if name not in SHIPPED and str(folder) not in sys.path:
+            sys.path.append(str(folder))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
