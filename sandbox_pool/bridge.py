@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sandbox_pool.connection import Connection, Header
@@ -32,7 +32,8 @@ class Bridge:
         self._task = loop.create_task(
             self._connection.call(self._header, on_event=self._on_event, chunks=self._stream())
         )
-        await asyncio.wait([self._listening, self._task], return_when=asyncio.FIRST_COMPLETED)
+        racing: list[asyncio.Future[Any]] = [self._listening, self._task]
+        await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
         if not self._listening.done():
             await self._task
 

@@ -169,7 +169,9 @@ class Connection(asyncio.Protocol):
     async def stream(self, header: Header) -> AsyncIterator[bytes]:
         """The data of one answer, piece by piece; at most a window of it is held here."""
         received: asyncio.Queue[bytes] = asyncio.Queue()
-        task = asyncio.get_running_loop().create_task(self.call(header, on_event=lambda _, body: received.put_nowait(body)))
+        task = asyncio.get_running_loop().create_task(
+            self.call(header, on_event=lambda _, body: received.put_nowait(body))
+        )
         waiting: asyncio.Task[bytes] | None = None
         try:
             while not (task.done() and received.empty()):
@@ -194,7 +196,8 @@ class Connection(asyncio.Protocol):
         """Send a stream; an early answer ends it, a failing source cancels the request."""
         sender = asyncio.get_running_loop().create_task(self._stream(number, call, chunks))
         try:
-            await asyncio.wait([sender, call.reply], return_when=asyncio.FIRST_COMPLETED)
+            racing: list[asyncio.Future[Any]] = [sender, call.reply]
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
             if sender.done() and sender.exception() is not None and not call.reply.done():
                 await self._cancel(number, call)
                 sender.result()
@@ -219,8 +222,9 @@ class Connection(asyncio.Protocol):
             await call.room.acquire()
             return
         room = asyncio.ensure_future(call.room.acquire())
+        racing: list[asyncio.Future[Any]] = [room, call.reply]
         try:
-            await asyncio.wait([room, call.reply], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
         finally:
             room.cancel()
 

@@ -115,11 +115,18 @@ class Fleet:
     def grow(self, key: str, spec: SandboxSpec) -> None:
         """Start one more host."""
         name = f"hrl-{self._config.provider.rpartition(':')[2].lower()[:20]}-{key[:12]}-{secrets.token_hex(5)}"
-        host = PooledHost(name, key, spec, self._connect)
-        self.hosts[name] = host
+        self._begin(PooledHost(name, key, spec, self._connect))
+
+    def adopt(self, name: str, key: str, spec: SandboxSpec) -> None:
+        """Go on with a host that a dead pool left running and that is ours in the journal by now."""
+        self._metrics.bump("hosts_adopted")
+        self._begin(PooledHost(name, key, spec, self._connect, adopted=True))
+
+    def _begin(self, host: PooledHost) -> None:
+        self.hosts[host.name] = host
         task = self._spawn(self._bring_up(host))
-        self._starts[name] = task
-        task.add_done_callback(lambda _: self._starts.pop(name, None))
+        self._starts[host.name] = task
+        task.add_done_callback(lambda _: self._starts.pop(host.name, None))
 
     def retire(self, host: PooledHost, reason: str) -> None:
         """Stop a host that nobody uses."""
@@ -174,11 +181,8 @@ class Fleet:
 
     async def _create(self, host: PooledHost) -> None:
         config = self._config
-        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, config.create_interval_s)
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-        entry = JournalHost(host.name, self._owner.tag(), config.provider, self._settings, host.key, "intent")
-        await asyncio.to_thread(self._journal.intend, entry)
+        if not host.adopted:
+            await self._intend(host)
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 host.host = await self._provider.start(host.name, host.spec)
@@ -200,6 +204,15 @@ class Fleet:
         host.idle_since_s = time.monotonic()
         watch = self._spawn(self._health.watch(host))
         host.tasks.add(watch)
+
+    async def _intend(self, host: PooledHost) -> None:
+        """Wait for this provider's turn, and write the name down before anything can exist under it."""
+        config = self._config
+        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, config.create_interval_s)
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+        entry = JournalHost(host.name, self._owner.tag(), config.provider, self._settings, host.key, "intent")
+        await asyncio.to_thread(self._journal.intend, entry)
 
     async def _take_over_slots(self, host: PooledHost) -> None:
         """Every slot free; a host found by its name may still hold the leases of a pool that died."""

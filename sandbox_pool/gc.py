@@ -76,6 +76,21 @@ def default_place(provider: str, scratch_dir: Path | None = None) -> ProviderPla
     return provider, {"slots": 1, "min_isolation": "plain", "scratch_dir": scratch, "options": {}}
 
 
+def claim_running(
+    journal: Journal, me: Owner, *, provider: str, settings: dict[str, Any], spec_key: str, limit: int
+) -> list[str]:
+    """Take over running hosts of dead owners that were started just as we would start them; their names."""
+    live = Liveness(journal.owners())
+    wanted = json.loads(json.dumps(settings, default=str))
+    names: list[str] = []
+    for host in journal.hosts():
+        same = (host.provider, host.spec_key, host.settings, host.state) == (provider, spec_key, wanted, "running")
+        usable = same and len(names) < limit and not live.alive(host.owner)
+        if usable and journal.claim(host.name, dead=host.owner, claimant=me):
+            names.append(host.name)
+    return names
+
+
 async def collect_orphans(
     journal: Journal, state_dir: Path, me: Owner, *, places: Iterable[ProviderPlace] = ()
 ) -> GcReport:

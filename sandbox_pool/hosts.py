@@ -56,6 +56,8 @@ class PooledHost:
     key: str
     spec: SandboxSpec
     connect: Connect = connect
+    adopted: bool = False
+    """Found running, left by a dead pool, instead of being created."""
     state: str = "starting"
     host: Host | None = None
     client: HostClient | None = None
@@ -152,6 +154,8 @@ class PooledHost:
                 await client.close()
                 return raced
             self._clients[loop] = client
+            for ended in [each for each in list(self._clients) if each.is_closed()]:
+                self._drop_client(ended)
             client.on_lost(lambda _: self._drop_client(loop))
         return client
 

@@ -24,14 +24,14 @@ from sandbox_pool.crossloop import call_in_loop
 from sandbox_pool.dispatch import Dispatcher
 from sandbox_pool.errors import PoolClosed
 from sandbox_pool.fleet import Fleet
-from sandbox_pool.gc import collect_orphans
+from sandbox_pool.gc import claim_running, collect_orphans
 from sandbox_pool.hosts import Connect, Grant, connect
 from sandbox_pool.journal import Journal
 from sandbox_pool.lease import Lease, LeaseRequest
 from sandbox_pool.lease_log import LeaseLog
 from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import this_process
-from sandbox_pool.providers.base import Closes, Provider, ProviderContext, host_key, load_provider
+from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_key, load_provider
 from sandbox_pool.snapshots import SnapshotStore
 from sandbox_pool.spec import SandboxSpec
 from sandbox_pool.status import PoolStatus, status_of
@@ -111,7 +111,10 @@ class SlotPool:
             self._connect,
         )
         default = self.config.spec
-        self._dispatcher.serve(self._fleet, host_key(self._provider, default), default)
+        default_key = host_key(self._provider, default)
+        if isinstance(self._provider, Adopts) and self._provider.adopts:
+            await self._adopt_running(settings, default_key)
+        self._dispatcher.serve(self._fleet, default_key, default)
         self._snapshots = SnapshotStore()
         if self.config.handle_sigterm:
             signals.close_on_sigterm(self)
@@ -122,6 +125,19 @@ class SlotPool:
         except BaseException:
             await self.close()
             raise
+
+    async def _adopt_running(self, settings: dict[str, Any], key: str) -> None:
+        names = await asyncio.to_thread(
+            claim_running,
+            self._journal,
+            self.owner,
+            provider=self.config.provider,
+            settings=settings,
+            spec_key=key,
+            limit=self.config.max_hosts,
+        )
+        for name in names:
+            self._fleet.adopt(name, key, self.config.spec)
 
     async def close(self) -> None:
         """Stop every host and wait until nothing of this pool is left. Safe to call twice and from any loop."""
@@ -165,7 +181,10 @@ class SlotPool:
     def lease_from(
         self, snapshot: str, task_id: str, timeout_s: float | None = None, *, ttl_s: float | None = None
     ) -> LeaseRequest:
-        """Like `lease`, but the slot starts with the files of the snapshot: same files, own processes."""
+        """Like `lease`, but the slot starts with the files of the snapshot: same files, own processes.
+
+        A host that has snapshots is kept while it is idle: call `drop_snapshot` when they are no longer needed.
+        """
         return LeaseRequest(lambda: self.acquire(task_id, None, timeout_s, ttl_s=ttl_s, snapshot=snapshot))
 
     async def acquire(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.process import Process
 from sandbox_pool.results import ExecResult, FileStat, Truncation
-from sandbox_pool.transfer import pack_local, unpack_local
+from sandbox_pool.transfer import is_tree, pack_local, unpack_local
 
 if TYPE_CHECKING:
     from sandbox_pool.connection import Connection, Header
@@ -129,11 +129,11 @@ class Sandbox:
     async def upload(self, local: Path | str, remote: str) -> None:
         """Copy a local file or tree into the slot. To a path ending in `/`, or to a directory, it goes inside of it."""
         source = Path(local)
-        if not source.is_dir():
-            remote = await self._inside(remote, source.name)
-        parent, _, name = remote.rstrip("/").rpartition("/")
-        into = remote if source.is_dir() else parent or ("/" if remote.startswith("/") else ".")
-        chunks = pack_local(source, "" if source.is_dir() else name)
+        into, name = remote, ""
+        if not is_tree(source):
+            parent, _, name = (await self._inside(remote, source.name)).rpartition("/")
+            into = parent or ("/" if remote.startswith("/") else ".")
+        chunks = pack_local(source, name)
         await self._connection.call(self._header("unpack", rid=uuid.uuid4().hex, path=into), chunks=chunks)
 
     async def _inside(self, remote: str, name: str) -> str:

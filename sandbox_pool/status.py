@@ -84,13 +84,7 @@ def describe_wait(waiter: Waiter, fleet: Fleet, queue: WaitQueue) -> str:
     """Why this waiter got nothing: who holds the slots, what is starting, what failed."""
     now_s = time.monotonic()
     hosts = [host for host in fleet.hosts.values() if host.key == waiter.key]
-    parts = [f"{waiter.task_id} got no slot in {now_s - waiter.since_s:.1f} s"]
-    grants = sorted((grant for host in hosts for grant in host.grants.values()), key=lambda grant: grant.since_s)
-    if grants:
-        total = sum(len(host.free) + len(host.taken) + len(host.grants) + len(host.resetting) for host in hosts)
-        holders = ", ".join(f"{grant.task_id} for {now_s - grant.since_s:.0f} s" for grant in grants[:SHOWN_HOLDERS])
-        more = f" and {len(grants) - SHOWN_HOLDERS} more" if len(grants) > SHOWN_HOLDERS else ""
-        parts.append(f"{len(grants)} of {total} slots are leased ({holders}{more})")
+    parts = [f"{waiter.task_id} got no slot in {now_s - waiter.since_s:.1f} s", *_holders(hosts, now_s)]
     starting = [host for host in hosts if host.state == "starting"]
     if starting:
         parts.append(f"{len(starting)} host(s) starting for {now_s - min(host.since_s for host in starting):.0f} s")
@@ -105,3 +99,13 @@ def describe_wait(waiter: Waiter, fleet: Fleet, queue: WaitQueue) -> str:
     if others > 0:
         parts.append(f"{others} other(s) in line")
     return "; ".join(parts)
+
+
+def _holders(hosts: list[PooledHost], now_s: float) -> list[str]:
+    grants = sorted((grant for host in hosts for grant in host.grants.values()), key=lambda grant: grant.since_s)
+    if not grants:
+        return []
+    total = sum(len(host.free) + len(host.taken) + len(host.grants) + len(host.resetting) for host in hosts)
+    shown = ", ".join(f"{grant.task_id} for {now_s - grant.since_s:.0f} s" for grant in grants[:SHOWN_HOLDERS])
+    more = f" and {len(grants) - SHOWN_HOLDERS} more" if len(grants) > SHOWN_HOLDERS else ""
+    return [f"{len(grants)} of {total} slots are leased ({shown}{more})"]

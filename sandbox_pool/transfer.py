@@ -27,6 +27,11 @@ def _record(kind: str, path: str, info: os.stat_result | None, size: int) -> byt
     return RECORD.pack(ord(kind), mode, 0, 0, info.st_mtime_ns if info else 0, size, len(name)) + name
 
 
+def is_tree(source: Path) -> bool:
+    """Whether an upload of this is a tree; a link is copied as a link, whatever it points to."""
+    return source.is_dir() and not source.is_symlink()
+
+
 async def pack_local(source: Path, name: str) -> AsyncIterator[bytes]:
     """Records of a local file or tree; `name` is the path of its root in the stream."""
     for path, relative in await asyncio.to_thread(_walk, source, name):
@@ -47,7 +52,7 @@ def _walk(source: Path, name: str) -> list[tuple[str, str]]:
     if not source.exists() and not source.is_symlink():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
     found = [(str(source), name)]
-    if source.is_symlink() or not source.is_dir():
+    if not is_tree(source):
         return found
     for directory, names, files in os.walk(source):
         inside = os.path.relpath(directory, source)

@@ -109,7 +109,7 @@ def gc(args: argparse.Namespace) -> int:
     return 1 if report.left else 0
 
 
-def _config(args: argparse.Namespace, **extra: Any) -> PoolConfig:
+def _config(args: argparse.Namespace) -> PoolConfig:
     options: dict[str, str] = {}
     for text in args.option:
         key, separator, value = text.partition("=")
@@ -124,7 +124,6 @@ def _config(args: argparse.Namespace, **extra: Any) -> PoolConfig:
         "min_isolation": args.min_isolation,
         "scratch_dir": args.scratch_dir,
         "state_dir": args.state_dir,
-        **extra,
     }
     try:
         config = PoolConfig(**fields)
@@ -220,7 +219,8 @@ def bench(args: argparse.Namespace) -> int:
 
     async def measure() -> dict[str, Any]:
         # One slot more than is measured: the snapshot's own lease stays while forks come and go.
-        async with SlotPool.from_config(_config(args, slots_per_host=args.slots + 1)) as pool:
+        config = _config(args).model_copy(update={"slots_per_host": args.slots + 1})
+        async with SlotPool.from_config(config) as pool:
             return await run_bench(pool, plan, lambda text: console.print(f"measuring: {text}", style="dim"))
 
     try:

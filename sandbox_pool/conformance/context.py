@@ -91,6 +91,11 @@ class CheckContext:
         path.write_text(text)
         return HostSecret(str(path), text)
 
+    @staticmethod
+    def unique_seconds() -> str:
+        """A number to sleep for that no other process sleeps for: where slots see each other, checks must not."""
+        return str(10**6 + secrets.randbelow(10**6))
+
     async def until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
         """Wait until the condition holds."""
         deadline_s = time.monotonic() + timeout_s

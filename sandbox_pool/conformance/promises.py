@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 STRONGEST_WITHOUT: dict[str, tuple[str, str]] = {
     "own-root": ("landlock", "the root file system is shared: only the workspace is the slot's own"),
+    "writable-root": ("landlock", "the root file system is shared: only the workspace can be written"),
     "own-pids": ("landlock", "without a pid namespace the processes of other slots are visible"),
     "own-host-name": ("landlock", "without a UTS namespace the host name is the host's"),
     "own-ipc": ("landlock", "without an IPC namespace System V objects are shared"),
@@ -42,6 +43,8 @@ def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: boo
             lacking = [name for name in LIMITS[need] if name in info.missing]
             if lacking:
                 return f"{info.isolation}: the {lacking[0]} policy of a spec cannot be enforced there"
+        elif need == "writable-root" and info.variant == "rootless":
+            return "rootless: an ordinary user may not change files of the host's root, not even in a layer of its own"
         else:
             level, reason = STRONGEST_WITHOUT[need]
             if rank(info.isolation) >= rank(level):

@@ -141,6 +141,16 @@ class KeysHosts(Protocol):
 
 
 @runtime_checkable
+class Adopts(Protocol):
+    """Optional: hosts outlive the process that started them, and `start` finds a running one by its name.
+
+    A new pool then takes over the running hosts of a dead one and resets every slot, instead of paying for new ones.
+    """
+
+    adopts: bool
+
+
+@runtime_checkable
 class Closes(Protocol):
     """Optional: a provider with connections of its own gets told when the pool is done."""
 

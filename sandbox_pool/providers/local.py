@@ -166,8 +166,9 @@ class LocalProvider:
                 extra_groups=None if user is None else [],
             )
         assert process.stdin is not None
-        process.stdin.write(context.token(name).encode() + b"\n")
-        await process.stdin.drain()
+        with contextlib.suppress(ConnectionError):  # it died at once: its log says why, and `_ready` reads it
+            process.stdin.write(context.token(name).encode() + b"\n")
+            await process.stdin.drain()
         return process
 
     async def _ready(self, name: str, process: asyncio.subprocess.Process) -> dict[str, Any]:

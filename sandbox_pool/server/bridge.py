@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from typing import Any, Dict, Optional, Set, Tuple
+from typing import Any
 
 from .connection import Request
 from .errors import SlotError
@@ -23,9 +23,9 @@ class Bridge:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._calls: "Dict[int, asyncio.Future[bytes]]" = {}
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
-        self._tasks: "Set[asyncio.Task[None]]" = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A program in the slot connected."""
@@ -38,7 +38,7 @@ class Bridge:
 
     async def _lines(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lock = asyncio.Lock()
-        pending: "Set[asyncio.Task[None]]" = set()
+        pending: set[asyncio.Task[None]] = set()
         try:
             while True:
                 line = await reader.readline()
@@ -57,7 +57,7 @@ class Bridge:
 
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter, lock: asyncio.Lock) -> None:
         number = next(self._numbers)
-        future: "asyncio.Future[bytes]" = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
         self._request.push("call", line, call=number)
         try:
@@ -85,10 +85,10 @@ class Bridge:
             task.cancel()
 
 
-async def open_bridge(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> "Tuple[Dict[str, Any], bytes]":
+async def open_bridge(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> tuple[dict[str, Any], bytes]:
     """Serve until the client ends its stream, the lease ends, or the client goes away."""
     with open_worker(instance, request, "listen") as worker:
-        fd: Optional[int] = (await worker.receive_fd())[1]
+        fd: int | None = (await worker.receive_fd())[1]
         await worker.status()
     if fd is None:
         raise SlotError("lost", "the slot gave no socket")
@@ -109,6 +109,5 @@ async def open_bridge(_slot: Slot, instance: Instance, request: Request, _body: 
 async def _remove_socket(instance: Instance, request: Request) -> None:
     if instance.lost:
         return
-    with contextlib.suppress(SlotError):
-        with open_worker(instance, request, "remove") as worker:
-            await worker.status()
+    with contextlib.suppress(SlotError), open_worker(instance, request, "remove") as worker:
+        await worker.status()

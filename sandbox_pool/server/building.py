@@ -1,4 +1,4 @@
-"""The compiled helper: built from the C sources when there is a compiler, kept in a cache by the hash of the sources."""
+"""The compiled helper: built from the C sources where there is a compiler, cached by the hash of the sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Optional
 
 SOURCES = Path(__file__).parent / "helper"
 FLAGS = ("-O2", "-static", "-std=gnu11", "-Wall", "-Wextra")
@@ -34,7 +33,7 @@ def prebuilt() -> Path:
     return SOURCES / f"slot-helper-{platform.machine()}"
 
 
-def compile_helper(target: Path) -> Optional[str]:
+def compile_helper(target: Path) -> str | None:
     """Compile to `target`; returns what went wrong, or None."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
@@ -43,14 +42,16 @@ def compile_helper(target: Path) -> Optional[str]:
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         draft = Path(work) / "slot-helper"
         sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-        done = subprocess.run([compiler, *FLAGS, "-o", str(draft), *sources, "-s"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [compiler, *FLAGS, "-o", str(draft), *sources, "-s"], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             return done.stderr[-2000:] or f"{compiler} failed"
         draft.replace(target)
     return None
 
 
-def helper_binary() -> Optional[Path]:
+def helper_binary() -> Path | None:
     """The helper, built now if need be; None where it can not be built."""
     if os.environ.get("HERMES_RL_NO_HELPER"):
         return None

@@ -7,7 +7,8 @@ import hashlib
 import os
 import signal
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 ROOT = "/sys/fs/cgroup"
 PERIOD_US = 100_000
@@ -23,9 +24,9 @@ def _write(path: str, text: str) -> bool:
     return True
 
 
-def _mounted(kind: str) -> "Dict[str, str]":
+def _mounted(kind: str) -> dict[str, str]:
     """Mount points of cgroup hierarchies: controllers -> path for v1, "" -> path for v2."""
-    found: "Dict[str, str]" = {}
+    found: dict[str, str] = {}
     try:
         with open("/proc/self/mounts") as table:
             lines = [line.split() for line in table]
@@ -45,7 +46,7 @@ class Cgroups:
 
     def __init__(self, scratch: str) -> None:
         self.name = "hermes_" + hashlib.sha1(os.path.realpath(scratch).encode()).hexdigest()[:12]
-        self._bases: "Dict[str, str]" = {}
+        self._bases: dict[str, str] = {}
         self._version = 0
 
     def setup(self) -> None:
@@ -61,7 +62,7 @@ class Cgroups:
         if not self._bases:
             self._setup_v2(_mounted("cgroup2").get(""))
 
-    def _setup_v2(self, mount: Optional[str]) -> None:
+    def _setup_v2(self, mount: str | None) -> None:
         if mount is None:
             return
         base = os.path.join(mount, self.name)
@@ -76,11 +77,11 @@ class Cgroups:
         self._version = 2
 
     @property
-    def missing(self) -> "Tuple[str, ...]":
+    def missing(self) -> tuple[str, ...]:
         """Limits that no cgroup here can enforce."""
         return tuple(limit for limit in LIMITS if limit not in self._bases)
 
-    def _values(self, spec: Mapping[str, Any]) -> "List[Tuple[str, str, str]]":
+    def _values(self, spec: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         """(controller, file, value) for every limit of the spec; a limit that is not asked for is lifted."""
         memory, pids, cpu = spec.get("memory_mb"), spec.get("pids"), spec.get("cpu")
         # Keeper and init of the slot count as well; the limit is what commands may have.
@@ -98,9 +99,9 @@ class Cgroups:
             ("cpu", "cpu.max", f"{int(cpu * PERIOD_US)} {PERIOD_US}" if cpu else f"max {PERIOD_US}"),
         ]
 
-    def prepare(self, slot: int, spec: Mapping[str, Any]) -> "List[str]":
+    def prepare(self, slot: int, spec: Mapping[str, Any]) -> list[str]:
         """Set a slot's limits; returns the files through which its init joins."""
-        joins: "List[str]" = []
+        joins: list[str] = []
         for controller, file, value in self._values(spec):
             if controller not in self._bases or (controller == "cpu" and not spec.get("cpu")):
                 continue
@@ -112,17 +113,19 @@ class Cgroups:
                 joins.append(join)
         return joins
 
-    def processes(self, slot: int) -> "List[int]":
+    def processes(self, slot: int) -> list[int]:
         """Processes still in a slot's groups."""
-        found: "List[int]" = []
+        found: list[int] = []
         for base in dict.fromkeys(self._bases.values()):
             with contextlib.suppress(OSError), open(os.path.join(base, str(slot), "cgroup.procs")) as file:
                 found += [int(line) for line in file]
         return found
 
-    def remove(self) -> "List[str]":
+    def remove(self) -> list[str]:
         """Kill what is left in the groups and remove them; returns what could not be removed."""
-        bases = [os.path.join(path, self.name) for path in {*_mounted("cgroup").values(), *_mounted("cgroup2").values()}]
+        bases = [
+            os.path.join(path, self.name) for path in {*_mounted("cgroup").values(), *_mounted("cgroup2").values()}
+        ]
         return [base for base in bases if os.path.isdir(base) and not _remove_group(base)]
 
 

@@ -9,11 +9,12 @@ import os
 import socket
 import struct
 from collections import deque
-from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import Union
 
 PACKET = 65536
-Value = Union[str, int, bytes]
-Fields = Sequence[Tuple[str, Value]]
+Value = Union[str, int, bytes]  # noqa: UP007 - evaluated, and Python 3.9 has no other way
+Fields = Sequence[tuple[str, Value]]
 
 
 class Message:
@@ -21,7 +22,7 @@ class Message:
 
     __slots__ = ("fds", "fields", "op", "raw")
 
-    def __init__(self, op: str, fields: Dict[str, str], raw: bytes, fds: List[int]) -> None:
+    def __init__(self, op: str, fields: dict[str, str], raw: bytes, fds: list[int]) -> None:
         self.op = op
         self.fields = fields
         self.raw = raw
@@ -45,7 +46,7 @@ def encode_message(op: str, fields: Fields = (), raw: bytes = b"") -> bytes:
     return struct.pack("<I", len(payload)) + payload
 
 
-def decode_message(data: bytes, fds: List[int]) -> Message:
+def decode_message(data: bytes, fds: list[int]) -> Message:
     """The inverse of `encode_message` for what the helper sends."""
     head, _, raw = data.partition(b"\0\0")
     op, *fields = head.rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
@@ -56,16 +57,18 @@ def decode_message(data: bytes, fds: List[int]) -> Message:
 class Channel:
     """Server's end of a message socket, driven by the event loop."""
 
-    def __init__(self, sock: socket.socket, on_message: Callable[[Message], None], on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, on_message: Callable[[Message], None], on_close: Callable[[], None]
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()
         self._on_message = on_message
         self._on_close = on_close
-        self._unsent: Deque[Tuple[bytes, List[int]]] = deque()
-        self._partial: Optional[bytearray] = None
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._partial: bytearray | None = None
         self._expected = 0
-        self._fds: List[int] = []
+        self._fds: list[int] = []
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._readable)
@@ -82,7 +85,7 @@ class Channel:
                 if len(self._unsent) == 1:
                     self._loop.add_writer(self._fd, self._writable)
 
-    def _send_packet(self, packet: bytes, fds: List[int]) -> bool:
+    def _send_packet(self, packet: bytes, fds: list[int]) -> bool:
         """False when the socket is full; a peer that is gone shows up as end of file on the reading side."""
         if self.closed:
             return True
@@ -154,7 +157,8 @@ class Channel:
             return
         self.closed = True
         self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+        if self._unsent:
+            self._loop.remove_writer(self._fd)
         for _, fds in self._unsent:
             for fd in fds:
                 os.close(fd)
@@ -163,6 +167,6 @@ class Channel:
             self._sock.close()
 
 
-def message_pair() -> Tuple[socket.socket, socket.socket]:
+def message_pair() -> tuple[socket.socket, socket.socket]:
     """A connected pair of message sockets: ours and the helper's."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import time
-from typing import List, Optional
 
 from .cgroups import Cgroups
 from .layers import remove_layers_dir
@@ -20,7 +19,7 @@ RECORD = "server.json"
 WAIT_S = 10.0
 
 
-def start_ticks(pid: int) -> Optional[int]:
+def start_ticks(pid: int) -> int | None:
     """Start time of a process, which with its number identifies it; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -30,7 +29,7 @@ def start_ticks(pid: int) -> Optional[int]:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def write_record(scratch: str, pids: "List[int]") -> None:
+def write_record(scratch: str, pids: list[int]) -> None:
     """So that a later server or `--cleanup` finds these processes."""
     path = os.path.join(scratch, RECORD)
     with open(f"{path}.new", "w") as file:
@@ -38,7 +37,7 @@ def write_record(scratch: str, pids: "List[int]") -> None:
     os.replace(f"{path}.new", path)
 
 
-def _end_recorded(scratch: str) -> "List[str]":
+def _end_recorded(scratch: str) -> list[str]:
     try:
         with open(os.path.join(scratch, RECORD)) as file:
             recorded = json.load(file)
@@ -54,7 +53,7 @@ def _end_recorded(scratch: str) -> "List[str]":
     return [f"process {pid} did not end" for pid, ticks in alive if start_ticks(pid) == ticks]
 
 
-def clean(scratch: str) -> "List[str]":
+def clean(scratch: str) -> list[str]:
     """Remove leftovers; returns what could not be removed."""
     problems = _end_recorded(scratch)
     problems += [f"cgroup {path} is still there" for path in Cgroups(scratch).remove()]

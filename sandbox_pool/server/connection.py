@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import TYPE_CHECKING, Any, Dict, Optional, Set
+from typing import TYPE_CHECKING, Any
 
 from . import wire
 from .errors import SlotError
@@ -19,15 +19,23 @@ HELLO_TIMEOUT_S = 10.0
 class Request:
     """A request under way: its answer, its pushes, its incoming stream."""
 
-    __slots__ = ("_acks", "_connection", "chunks", "header", "id", "task")
+    __slots__ = ("_acks", "_chunks", "_connection", "header", "id", "task")
 
-    def __init__(self, connection: "Connection", header: Header) -> None:
+    def __init__(self, connection: Connection, header: Header) -> None:
         self._connection = connection
         self.header = header
-        self.id = header.get("i")
-        self.task: "Optional[asyncio.Task[None]]" = None
-        self.chunks: "asyncio.Queue[Optional[bytes]]" = asyncio.Queue()
-        self._acks = asyncio.Semaphore(wire.WINDOW)
+        self.id: int = header["i"]
+        self.task: asyncio.Task[None] | None = None
+        # Made when needed: most requests have no stream.
+        self._chunks: asyncio.Queue[bytes | None] | None = None
+        self._acks: asyncio.Semaphore | None = None
+
+    @property
+    def chunks(self) -> asyncio.Queue[bytes | None]:
+        """Pieces of the incoming stream, None at its end."""
+        if self._chunks is None:
+            self._chunks = asyncio.Queue()
+        return self._chunks
 
     def push(self, event: str, body: bytes = b"", **values: Any) -> None:
         """Something the client did not ask for but waits for."""
@@ -35,10 +43,12 @@ class Request:
 
     async def push_data(self, data: bytes) -> None:
         """One piece of an outgoing stream, when the client has room for it."""
+        if self._acks is None:
+            self._acks = asyncio.Semaphore(wire.WINDOW)
         await self._acks.acquire()
         self.push("data", data)
 
-    async def next_chunk(self) -> Optional[bytes]:
+    async def next_chunk(self) -> bytes | None:
         """One piece of the incoming stream; None at its end."""
         data = await self.chunks.get()
         if data is not None:
@@ -47,20 +57,21 @@ class Request:
 
     def acknowledged(self) -> None:
         """The client took one piece."""
-        self._acks.release()
+        if self._acks is not None:
+            self._acks.release()
 
 
 class Connection(asyncio.Protocol):
     """Frames of one client."""
 
-    def __init__(self, service: "Service") -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self.transport: "Optional[asyncio.Transport]" = None
+        self.transport: asyncio.Transport | None = None
         self.authenticated = False
         self._decoder = wire.Decoder(wire.MAX_HELLO)
-        self.requests: "Dict[int, Request]" = {}
-        self.on_close: "Set[Any]" = set()
-        self._deadline: "Optional[asyncio.TimerHandle]" = None
+        self.requests: dict[int, Request] = {}
+        self.on_close: set[Any] = set()
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A peer that does not say hello in time is cut off."""
@@ -129,7 +140,7 @@ class Connection(asyncio.Protocol):
             self.send({"i": request.id, "err": SlotError("lost", f"server fault: {error!r}").to_wire()})
             self.service.report_fault(error)
         finally:
-            self.requests.pop(request.id, None)  # type: ignore[arg-type]
+            self.requests.pop(request.id, None)
 
     def send(self, header: Header, body: bytes = b"") -> None:
         """Queue one frame."""
@@ -141,7 +152,7 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    def connection_lost(self, exc: Optional[Exception]) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Commands go on, so that the same request ids can be asked for again; streams and bridges end."""
         if self._deadline is not None:
             self._deadline.cancel()

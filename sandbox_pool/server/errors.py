@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional
+from typing import Any
 
 
 class SlotError(Exception):
     """`kind` is one of: stale, lost, protocol, file, isolation, scratch, refused."""
 
-    def __init__(self, kind: str, message: str, *, errno: Optional[int] = None, path: Optional[str] = None) -> None:
+    def __init__(self, kind: str, message: str, *, errno: int | None = None, path: str | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.errno = errno
         self.path = path
 
-    def to_wire(self) -> "Dict[str, Any]":
+    def to_wire(self) -> dict[str, Any]:
         """As it travels in a response."""
         return {"kind": self.kind, "message": str(self), "errno": self.errno, "path": self.path}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Awaitable, Callable, Dict, List, Tuple
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from .connection import Request
 from .errors import SlotError
@@ -11,7 +12,7 @@ from .fileops import Worker
 from .instance import Instance
 from .slots import Slot
 
-Reply = Tuple[Dict[str, Any], bytes]
+Reply = tuple[dict[str, Any], bytes]
 KINDS = {"f": "file", "d": "dir", "l": "symlink", "o": "other"}
 
 
@@ -25,17 +26,17 @@ def slot_path(instance: Instance, request: Request) -> str:
     return os.path.join(instance.workdir, path)
 
 
-def open_worker(instance: Instance, request: Request, do: str, *fields: "Tuple[str, Any]") -> Worker:
+def open_worker(instance: Instance, request: Request, do: str, *fields: tuple[str, Any]) -> Worker:
     """A worker in the slot for this request's path."""
     instance.check_alive()
 
-    def start(values: "List[Tuple[str, Any]]", fd: int) -> None:
+    def start(values: list[tuple[str, Any]], fd: int) -> None:
         instance.control.send("file", values, fds=[fd])
 
     return Worker(start, [("do", do), *fields], slot_path(instance, request))
 
 
-def _stat_fields(text: str) -> "Dict[str, Any]":
+def _stat_fields(text: str) -> dict[str, Any]:
     kind, size, mode, mtime = text.split(" ")
     return {"kind": KINDS[kind], "size": int(size), "mode": int(mode, 8), "mtime_ns": int(mtime)}
 
@@ -83,7 +84,7 @@ async def _write(_slot: Slot, instance: Instance, request: Request, body: bytes)
     """The whole content in the body, or as a stream when `stream` is set."""
     header = request.header
     size = int(header["size"])
-    fields: "List[Tuple[str, Any]]" = [("size", size)]
+    fields: list[tuple[str, Any]] = [("size", size)]
     if header.get("mode") is not None:
         fields.append(("mode", int(header["mode"])))
     with open_worker(instance, request, "write", *fields) as worker:
@@ -123,7 +124,7 @@ async def _unpack(_slot: Slot, instance: Instance, request: Request, _body: byte
     return {}, b""
 
 
-HANDLERS: "Dict[str, Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]]" = {
+HANDLERS: dict[str, Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]] = {
     "stat": _stat,
     "list": _list,
     "remove": _remove,

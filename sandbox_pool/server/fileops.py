@@ -5,12 +5,13 @@ from __future__ import annotations
 import array
 import asyncio
 import socket
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from .errors import SlotError, file_error
 from .wire import CHUNK
 
-Fields = Sequence[Tuple[str, Any]]
+Fields = Sequence[tuple[str, Any]]
 
 
 class Worker:
@@ -28,7 +29,7 @@ class Worker:
         finally:
             theirs.close()
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +57,7 @@ class Worker:
 
     async def read_all(self) -> bytes:
         """All of the worker's data."""
-        parts: "List[bytes]" = []
+        parts: list[bytes] = []
         while True:
             data = await self.read()
             if not data:
@@ -71,9 +72,9 @@ class Worker:
             return False
         return True
 
-    def receive_fd(self) -> "asyncio.Future[Tuple[str, Optional[int]]]":
+    def receive_fd(self) -> asyncio.Future[tuple[str, int | None]]:
         """A status line that may carry a descriptor."""
-        future: "asyncio.Future[Tuple[str, Optional[int]]]" = self._loop.create_future()
+        future: asyncio.Future[tuple[str, int | None]] = self._loop.create_future()
 
         def readable() -> None:
             self._loop.remove_reader(self._sock.fileno())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from . import output, shell
 from .channel import Channel, Message
@@ -27,26 +28,34 @@ class Instance:
     """State that belongs to one life of a slot, between two resets."""
 
     def __init__(
-        self, pid: int, control: socket.socket, *, workdir: str, alias: str, home: str, log_dir: str, env: Mapping[str, str]
+        self,
+        pid: int,
+        control: socket.socket,
+        *,
+        workdir: str,
+        alias: str,
+        home: str,
+        log_dir: str,
+        env: Mapping[str, str],
     ) -> None:
         self.pid = pid
         self.workdir = workdir
         self.alias = alias
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
-        self.environment: Dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
+        self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
         self.state = b""
         self.cwd = workdir
         self.previous = workdir
-        self.jobs: Set[Job] = set()
-        self.processes: Dict[str, Job] = {}
-        self.lost: Optional[str] = None
+        self.jobs: set[Job] = set()
+        self.processes: dict[str, Job] = {}
+        self.lost: str | None = None
         self._names = itertools.count(1)
-        self._warm: Optional[Job] = None
+        self._warm: Job | None = None
         loop = asyncio.get_running_loop()
-        self._ready: "asyncio.Future[Message]" = loop.create_future()
-        self.ended: "asyncio.Future[None]" = loop.create_future()
-        self._killed: "List[asyncio.Future[int]]" = []
+        self._ready: asyncio.Future[Message] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._killed: list[asyncio.Future[int]] = []
         self.control = Channel(control, self._on_message, self._on_close)
 
     async def ready(self) -> Message:
@@ -84,9 +93,13 @@ class Instance:
 
     def _replace_warm(self) -> None:
         if self._warm is not None and self._warm.state != self.state:
+            self._discard_warm()
+            self.warm_up()
+
+    def _discard_warm(self) -> None:
+        if self._warm is not None:
             self._warm.discard()
             self._warm = None
-            self.warm_up()
 
     def check_alive(self) -> None:
         """Refuse work for a slot whose init died."""
@@ -109,7 +122,7 @@ class Instance:
         """Where the next command's log would go, inside the slot."""
         return f"{self.log_dir}/{next(self._names)}.log"
 
-    def start(self, request: Mapping[str, Any], command: str, stdin: bytes) -> "Tuple[Job, str]":
+    def start(self, request: Mapping[str, Any], command: str, stdin: bytes) -> tuple[Job, str]:
         """Begin a command; its outcome arrives at the job's `exit`."""
         self.check_alive()
         env = check_env(request.get("env"))
@@ -136,11 +149,12 @@ class Instance:
         self.warm_up()
         return job, log
 
-    def finish(self, request: Mapping[str, Any], job: Job, log: str, message: Message) -> "Tuple[Dict[str, Any], bytes]":
+    def finish(self, request: Mapping[str, Any], job: Job, log: str, message: Message) -> tuple[dict[str, Any], bytes]:
         """Response to an exec, and the slot's state after it."""
         facts, out, err, saved = output.split_exit(message, int(request["max_chars"]), log)
         self._adopt(message, saved, job, request.get("env") or {})
-        timed_out = bool(message.number("timed_out"))
+        limit_us = int(request.get("timeout_ms") or 0) * 1000
+        timed_out = bool(message.number("timed_out") or (limit_us and message.number("us") >= limit_us))
         code, signal_number = exit_code(message.number("status"), timed_out)
         encoded = out.encode("utf-8", "replace")
         reply = {
@@ -156,6 +170,8 @@ class Instance:
 
     def _adopt(self, message: Message, saved: bytes, job: Job, env: Mapping[str, str]) -> None:
         directories = message.number("directories")
+        if "ran" not in message.fields:  # its keeper was killed; whatever did that may have killed the waiting one too
+            self._discard_warm()
         if not directories:
             return
         cwd, _, rest = saved[:directories].partition(b"\0")
@@ -168,11 +184,9 @@ class Instance:
     async def kill_all(self) -> int:
         """Kill every process of the slot, keep its files."""
         self.check_alive()
-        future: "asyncio.Future[int]" = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._killed.append(future)
-        if self._warm is not None:
-            self._warm.discard()
-            self._warm = None
+        self._discard_warm()
         self.control.send("kill_all")
         return await future
 
@@ -188,7 +202,7 @@ class Instance:
         self.control.close()
 
 
-def check_env(env: Optional[Mapping[str, str]]) -> "Dict[str, str]":
+def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     """Variables for one command; a name bash can not hold is the caller's mistake."""
     for name in env or {}:
         if not shell.valid_env_name(name):

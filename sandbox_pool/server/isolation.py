@@ -7,8 +7,12 @@ with the step that failed.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
+
+from .errors import SlotError
+from .mask import visible_parts
 
 UID_BASE = 200_000
 UID_RANGE = 65_536
@@ -35,7 +39,7 @@ class Level:
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
 
-LEVELS: Tuple[Level, ...] = (
+LEVELS: tuple[Level, ...] = (
     Level("namespaces", "root", user_ns=True, namespaces=True, idmap=True, seccomp=True),
     Level("namespaces", "rootless", user_ns=True, namespaces=True, seccomp=True),
     Level("namespaces", "nouser", namespaces=True, seccomp=True),
@@ -46,12 +50,14 @@ LEVELS: Tuple[Level, ...] = (
 RANK = {"namespaces": 3, "landlock": 2, "uid": 1, "plain": 0}
 
 
-def candidates(forced: Optional[str]) -> Sequence[Level]:
-    """Levels worth trying as this user: the same kernel refuses root's levels to others, and some make no sense as root."""
+def candidates(forced: str | None) -> Sequence[Level]:
+    """Levels worth trying as this user: the kernel refuses root's levels to others, some make no sense as root."""
     if forced is not None:
         chosen = [level for level in LEVELS if forced in (level.label, level.name)]
         if not chosen:
-            raise ValueError(f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}")
+            raise SlotError(
+                "refused", f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}"
+            )
         return chosen
     root = os.geteuid() == 0
     skipped = {"namespaces-rootless"} if root else {"namespaces-root", "namespaces-nouser", "uid"}
@@ -67,7 +73,7 @@ class Place:
     """Directory for overlay layers."""
     mask: str
     """Layer that hides what of the host's root is nobody's business."""
-    opaque: FrozenSet[str]
+    opaque: frozenset[str]
     """Attributes by which the mask could mark its directories."""
 
 
@@ -76,11 +82,18 @@ def slot_root(place: Place, index: int) -> str:
     return os.path.join(place.scratch, "slots", str(index))
 
 
-def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> "List[Tuple[str, Any]]":
+def run_uid(level: Level, index: int) -> int | None:
+    """The user id of a slot's commands where a slot is a user; None where it is not."""
+    return RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None
+
+
+def build_fields(
+    level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
+) -> list[tuple[str, Any]]:
     """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
     network = spec.get("network", "none")
-    disk_mb, pids, memory_mb = spec.get("disk_mb"), spec.get("pids"), spec.get("memory_mb")
-    fields: "List[Tuple[str, Any]]" = [
+    disk_mb, pids = spec.get("disk_mb"), spec.get("pids")
+    fields: list[tuple[str, Any]] = [
         ("hostname", f"slot{index}"),
         ("namespaces", level.namespaces),
         ("user_ns", level.user_ns),
@@ -93,8 +106,10 @@ def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any]
     ]
     if level.namespaces:
         image = spec.get("image")
-        roots = [image] if image else [place.mask, "/"]
+        in_parts = level.variant == "rootless" and not image
+        roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
         fields += [("layer", path) for path in [*layers, *roots]]
+        fields += [("part", name) for name in (visible_parts() if in_parts else ())]
         fields += [
             ("workdir", spec.get("workdir") or "/workspace"),
             ("home", "/root"),
@@ -108,7 +123,6 @@ def build_fields(level: Level, place: Place, index: int, spec: Mapping[str, Any]
             ("root", root),
             ("workdir", os.path.join(root, "workspace")),
             ("home", os.path.join(root, "home")),
-            ("run_uid", RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None),
-            ("max_memory_bytes", memory_mb << 20 if memory_mb else None),
+            ("run_uid", run_uid(level, index)),
         ]
     return fields

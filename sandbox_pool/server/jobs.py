@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from . import shell
 from .channel import Channel, Message, message_pair
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 BASH = "/bin/bash"
+_numbers = itertools.count(1)
 
 
 class Job:
@@ -23,26 +27,26 @@ class Job:
 
     def __init__(
         self,
-        instance: "Instance",
+        instance: Instance,
         *,
-        stdin: Optional[bytes] = None,
+        stdin: bytes | None = None,
         separate: bool = False,
         background: bool = False,
-        terminal: "Optional[Tuple[int, int]]" = None,
+        terminal: tuple[int, int] | None = None,
     ) -> None:
         self.instance = instance
         self.state = instance.state
         self.background = background
         loop = asyncio.get_running_loop()
-        self.exit: "asyncio.Future[Message]" = loop.create_future()
-        self.started: "asyncio.Future[int]" = loop.create_future()
-        self.on_alive: Optional[Callable[[float], None]] = None
-        self._logs: "Dict[int, asyncio.Future[Message]]" = {}
+        self.exit: asyncio.Future[Message] = loop.create_future()
+        self.started: asyncio.Future[int] = loop.create_future()
+        self.on_alive: Callable[[float], None] | None = None
+        self._logs: dict[int, asyncio.Future[Message]] = {}
         self._serial = 0
+        self._began = 0.0
         ours, theirs = message_pair()
         self.channel = Channel(ours, self._on_message, self._on_close)
-        instance.control.send("job", fds=[theirs.fileno()])
-        theirs.close()
+        self.id = next(_numbers)
         fields = self._start_fields()
         if background:
             fields.append(("background", 1))
@@ -52,14 +56,21 @@ class Job:
             fields.append(("stdin", 1))
         if terminal:
             fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
-        self.channel.send("start", fields, self.state + (stdin or b""))
+        instance.control.send("job", fields, self.state + (stdin or b""), fds=[theirs.fileno()])
+        theirs.close()
         instance.jobs.add(self)
 
-    def _start_fields(self) -> "List[Tuple[str, Any]]":
+    def _start_fields(self) -> list[tuple[str, Any]]:
         # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
         env = {} if self.state else self.instance.environment
         boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
-        fields: "List[Tuple[str, Any]]" = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+        fields: list[tuple[str, Any]] = [
+            ("id", self.id),
+            ("program", BASH),
+            ("arg", "bash"),
+            ("arg", "-c"),
+            ("arg", shell.START),
+        ]
         fields += [("env", f"{name}={value}") for name, value in env.items()]
         return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
 
@@ -86,12 +97,14 @@ class Job:
         """The keeper was killed: by the slot's own processes, by the OOM killer, or with all others."""
         self._finish()
         if not self.exit.done():
-            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "gone": "1"}, b"", []))
+            elapsed_us = int((time.monotonic() - self._began) * 1e6) if self._began else 0
+            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(elapsed_us)}, b"", []))
         self.fail(SlotError("lost", "the process is gone"))
 
     def fail(self, error: SlotError) -> None:
         """Nobody will hear from the keeper any more."""
-        for future in [self.exit, self.started, *self._logs.values()]:
+        waiting: list[asyncio.Future[Any]] = [self.exit, self.started, *self._logs.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting for this one
@@ -103,17 +116,32 @@ class Job:
 
     def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
         """Hand the waiting shell its command."""
-        fields = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        fields: list[tuple[str, Any]] = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        self._began = time.monotonic()
         self.channel.send("run", fields, script)
 
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""
         self.channel.send("kill")
 
-    async def log(self, offset: int, limit: Optional[int]) -> Message:
+    async def outcome(self) -> Message:
+        """The exit message. Cancelling the caller does not cancel the command: whoever does that says `kill`."""
+        try:
+            return await self.exit
+        except asyncio.CancelledError:
+            if self.exit.cancelled():
+                self.exit = asyncio.get_running_loop().create_future()
+            raise
+
+    def drop(self) -> None:
+        """Kill it from outside: its keeper did not do what it was told in time, perhaps because the slot stopped it."""
+        if not self.exit.done() and not self.instance.lost:
+            self.instance.control.send("drop", [("id", self.id)])
+
+    async def log(self, offset: int, limit: int | None) -> Message:
         """Part of a background process's rolling log."""
         self._serial += 1
-        future: "asyncio.Future[Message]" = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if self.channel.closed:
             raise SlotError("lost", "the process is gone")
         self._logs[self._serial] = future
@@ -125,7 +153,7 @@ class Job:
         self._finish()
 
 
-def exit_code(status: int, timed_out: bool) -> "Tuple[int, Optional[int]]":
+def exit_code(status: int, timed_out: bool) -> tuple[int, int | None]:
     """Exit code as bash gives it, and the signal when one ended the shell itself."""
     if timed_out:
         return 124, None

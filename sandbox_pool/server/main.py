@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 from . import cleanup
 from .connection import Connection
@@ -24,7 +24,9 @@ TTL_CHECK_S = 0.5
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="slot-server", description="Serve isolated slots; the token is the first line of stdin.")
+    parser = argparse.ArgumentParser(
+        prog="slot-server", description="Serve isolated slots; the token is the first line of stdin."
+    )
     parser.add_argument("--listen", default="tcp:127.0.0.1:0", help="unix:/path or tcp:host:port")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--scratch", required=True)
@@ -53,14 +55,14 @@ def main() -> None:
     _raise_file_limit()
     try:
         asyncio.run(_serve(arguments, token))
-    except SlotError as error:
+    except (SlotError, OSError) as error:
         _say({"error": str(error)})
         sys.exit(3)
     finally:
         cleanup.clean(arguments.scratch)
 
 
-def _say(line: "Dict[str, Any]") -> None:
+def _say(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
@@ -103,7 +105,7 @@ def _stop(host: Host, listen: str) -> None:
             os.unlink(listen[5:])
 
 
-async def _until_stopped(service: Service, ttl_s: Optional[float]) -> None:
+async def _until_stopped(service: Service, ttl_s: float | None) -> None:
     while not service.stopping.is_set() and not owner_gone(service, ttl_s):
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(service.stopping.wait(), min(TTL_CHECK_S, ttl_s) if ttl_s else None)
@@ -118,7 +120,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, service: Service) -> None:
     loop.add_reader(0, readable)
 
 
-async def _listen(address: str, service: Service) -> "Tuple[asyncio.AbstractServer, str]":
+async def _listen(address: str, service: Service) -> tuple[asyncio.AbstractServer, str]:
     loop = asyncio.get_running_loop()
     kind, _, rest = address.partition(":")
     if kind == "unix":

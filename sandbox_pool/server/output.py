@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any
 
 from .channel import Message
 
 
-def shown(head: bytes, tail: bytes, truncated: bool, chars: int, max_chars: int, log: str) -> "Tuple[str, int]":
+def shown(head: bytes, tail: bytes, truncated: bool, chars: int, max_chars: int, log: str) -> tuple[str, int]:
     """The text to show (40 % head, 60 % tail) and how many characters it leaves out."""
     text = head.decode("utf-8", "replace")
     if not truncated:
@@ -20,11 +20,11 @@ def shown(head: bytes, tail: bytes, truncated: bool, chars: int, max_chars: int,
     return text[:head_chars] + note + (ending[-tail_chars:] if tail_chars else ""), omitted
 
 
-def split_exit(message: Message, max_chars: int, log: str) -> "Tuple[Dict[str, Any], str, str, bytes]":
+def split_exit(message: Message, max_chars: int, log: str) -> tuple[dict[str, Any], str, str, bytes]:
     """Truncation facts, stdout, stderr and the saved state out of a keeper's exit message."""
     position = 0
     texts = []
-    facts: "Dict[str, Any]" = {}
+    facts: dict[str, Any] = {}
     for name, path in (("out", log), ("err", f"{log}.stderr")):
         head_size, tail_size = message.number(f"{name}_head"), message.number(f"{name}_tail", -1)
         chars = message.number(f"{name}_chars")

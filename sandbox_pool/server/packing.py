@@ -21,7 +21,9 @@ _MAIN = f"from {PACKAGE}.main import main\n\nmain()\n"
 def build() -> bytes:
     """The packed server; the same sources give the same bytes."""
     helper = helper_binary()
-    modules = {path.name: path.read_bytes() for path in sorted(SOURCES.parent.glob("*.py")) if path.name not in NOT_PACKED}
+    modules = {
+        path.name: path.read_bytes() for path in sorted(SOURCES.parent.glob("*.py")) if path.name not in NOT_PACKED
+    }
     binary = helper.read_bytes() if helper else b""
     digest = hashlib.sha256(repr(sorted(modules.items())).encode() + binary).hexdigest()[:16]
     cached = cache_dir() / f"slot-server-{digest}.pyz"
@@ -32,7 +34,7 @@ def build() -> bytes:
     return data
 
 
-def _pack(modules: "dict[str, bytes]", binary: bytes) -> bytes:
+def _pack(modules: dict[str, bytes], binary: bytes) -> bytes:
     buffer = io.BytesIO()
     buffer.write(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import sys
 import zipfile
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .cgroups import Cgroups
 from .errors import SlotError
@@ -24,7 +25,9 @@ PROBE_TIMEOUT_S = 15.0
 class Host:
     """The chosen level with what is needed to build slots at it."""
 
-    def __init__(self, zygote: Zygote, level: Level, builder: Builder, rejected: "List[Tuple[str, str]]", helper: str) -> None:
+    def __init__(
+        self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]], helper: str
+    ) -> None:
         self.zygote = zygote
         self.level = level
         self.builder = builder
@@ -32,7 +35,7 @@ class Host:
         self.helper = helper
         self.on_lost: Callable[[], None] = lambda: None
 
-    def facts(self) -> "Dict[str, Any]":
+    def facts(self) -> dict[str, Any]:
         """How slots are isolated here, for every client to see."""
         return {
             "isolation": self.level.name,
@@ -44,14 +47,14 @@ class Host:
         }
 
 
-def _reason(level: Level, rejected: "Sequence[Tuple[str, str]]") -> str:
+def _reason(level: Level, rejected: Sequence[tuple[str, str]]) -> str:
     text = f"a slot was built and probed at level {level.label}"
     if rejected:
         text += "; stronger levels refused: " + ", ".join(f"{name} ({why})" for name, why in rejected)
     return text
 
 
-def missing_limits(level: Level, cgroups: Cgroups) -> "List[str]":
+def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
     """Promises of a spec that can not be kept here."""
     missing = list(cgroups.missing)
     if "pids" in missing and (level.user_ns or (level.own_uid and os.geteuid() == 0)):
@@ -62,7 +65,7 @@ def missing_limits(level: Level, cgroups: Cgroups) -> "List[str]":
     return missing
 
 
-def helper_command(scratch: str) -> "Tuple[List[str], str]":
+def helper_command(scratch: str) -> tuple[list[str], str]:
     """How to start the helper, and its kind: the compiled one when this file carries it, else Python."""
     data = _carried_helper()
     if data:
@@ -92,15 +95,15 @@ def _prepare(scratch: str) -> Place:
     return Place(scratch, layers, os.path.join(layers, "mask"), build_mask(os.path.join(layers, "mask")))
 
 
-async def find_host(scratch: str, minimum: str, forced: Optional[str]) -> Host:
+async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
     """The strongest level that works. Refuses when it is weaker than `minimum`."""
     place = _prepare(scratch)
     cgroups = Cgroups(scratch)
     cgroups.setup()
     command, kind = helper_command(scratch)
-    lost: "List[Host]" = []
-    zygote = Zygote(command, os.path.join(scratch, "run"), lambda: [host.on_lost() for host in lost] and None)
-    rejected: "List[Tuple[str, str]]" = []
+    found: list[Host] = []
+    zygote = Zygote(command, os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    rejected: list[tuple[str, str]] = []
     for level in candidates(forced):
         if RANK[level.name] < RANK[minimum]:
             break
@@ -108,7 +111,7 @@ async def find_host(scratch: str, minimum: str, forced: Optional[str]) -> Host:
         problem = await _probe(builder)
         if problem is None:
             host = Host(zygote, level, builder, rejected, kind)
-            lost.append(host)
+            found.append(host)
             return host
         rejected.append((level.label, problem))
     zygote.close()
@@ -116,21 +119,26 @@ async def find_host(scratch: str, minimum: str, forced: Optional[str]) -> Host:
     raise SlotError("isolation", f"IsolationUnavailable: no level of at least {minimum!r} works here ({tried})")
 
 
-async def _probe(builder: Builder) -> Optional[str]:
+def _tell_lost(found: list[Host]) -> None:
+    for host in found:
+        host.on_lost()
+
+
+async def _probe(builder: Builder) -> str | None:
     """None when a slot at this level can be built, run a command and be destroyed; else what went wrong."""
     hidden_by = "user.overlay.opaque" if builder.level.user_ns else "trusted.overlay.opaque"
     if builder.level.namespaces and hidden_by not in builder.place.opaque:
         return f"directories of the host could not be hidden: no {hidden_by} attribute on the layers' file system"
     try:
         instance = await builder.build(0, PROBE_SPEC, ())
-    except (BuildError, OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, BuildError, OSError) as error:
         return str(error) or type(error).__name__
     try:
         job, _ = instance.start({"max_chars": 1000}, "echo $((6*7)); cat /proc/self/status | grep -c ^Name", b"")
         message = await asyncio.wait_for(asyncio.shield(job.exit), PROBE_TIMEOUT_S)
-        if message.number("status") != 0 or message.raw.startswith(b"42\n1\n") is False:
+        if message.number("status") != 0 or not message.raw.startswith(b"42\n1\n"):
             return f"a command in the slot failed: {message.raw[:200]!r}"
-    except (SlotError, asyncio.TimeoutError) as error:
+    except (TimeoutError, SlotError) as error:
         return f"a command in the slot failed: {error}"
     finally:
         problems = await builder.destroy(instance, 0)

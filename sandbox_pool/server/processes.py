@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any, Awaitable, Callable, Dict, Optional, Tuple
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from . import shell
 from .channel import Message
@@ -14,7 +15,7 @@ from .instance import Instance, check_env
 from .jobs import Job, exit_code
 from .slots import Slot
 
-Reply = Tuple[Dict[str, Any], bytes]
+Reply = tuple[dict[str, Any], bytes]
 MAX_PROCESSES = 256
 _numbers = itertools.count(1)
 
@@ -58,7 +59,7 @@ def _find(instance: Instance, request: Request) -> Job:
     return instance.processes[name]
 
 
-def _status(job: Job) -> Optional[int]:
+def _status(job: Job) -> int | None:
     if not job.exit.done():
         return None
     message: Message = job.exit.result()
@@ -82,7 +83,7 @@ async def _wait(_slot: Slot, instance: Instance, request: Request, _body: bytes)
     timeout_s = request.header.get("timeout_s")
     try:
         await asyncio.wait_for(asyncio.shield(job.exit), timeout_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return {"code": None}, b""
     return {"code": _status(job)}, b""
 
@@ -122,7 +123,7 @@ async def _resize(_slot: Slot, instance: Instance, request: Request, _body: byte
     return {}, b""
 
 
-HANDLERS: "Dict[str, Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]]" = {
+HANDLERS: dict[str, Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]] = {
     "spawn": _spawn,
     "poll": _poll,
     "processes": _list,

@@ -8,19 +8,25 @@ import shutil
 import sys
 import time
 import traceback
-from typing import Any, Awaitable, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from . import filehandlers, processes, wire
 from .bridge import open_bridge
+from .channel import Message
 from .connection import Connection, Request
 from .errors import SlotError
 from .instance import Instance
+from .jobs import Job
 from .slots import Slot, Slots
 from .snapshots import SnapshotStore
 from .version import SERVER_VERSION
 
-Reply = Tuple[Dict[str, Any], bytes]
+Reply = tuple[dict[str, Any], bytes]
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
+KEEPER_GRACE_S = 3.0
+"""A keeper that has not ended its command so long after it should have is killed with it."""
+START_ATTEMPTS = 3
 MAX_OUTCOMES = 1024
 """Recorded outcomes per lease; a client that repeats a request does so soon."""
 
@@ -28,17 +34,19 @@ MAX_OUTCOMES = 1024
 class Service:
     """The operations, and who is connected."""
 
-    def __init__(self, token: str, slots: Slots, snapshots: SnapshotStore, facts: Mapping[str, Any], scratch: str) -> None:
+    def __init__(
+        self, token: str, slots: Slots, snapshots: SnapshotStore, facts: Mapping[str, Any], scratch: str
+    ) -> None:
         self.token = token
         self.slots = slots
         self.snapshots = snapshots
         self._facts = dict(facts)
         self._scratch = scratch
         self._started = time.monotonic()
-        self.connections: "Set[Connection]" = set()
+        self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
-        self._host_ops: "Dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]]" = {
+        self._host_ops: dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
             "lease": self._lease,
@@ -48,7 +56,7 @@ class Service:
             "export_snapshot": self._export_snapshot,
             "import_snapshot": self._import_snapshot,
         }
-        self._slot_ops: "Dict[str, SlotHandler]" = {
+        self._slot_ops: dict[str, SlotHandler] = {
             "exec": _exec,
             "stop_processes": _stop_processes,
             "snapshot": self._snapshot,
@@ -57,7 +65,7 @@ class Service:
             **processes.HANDLERS,
         }
 
-    def info(self) -> "Dict[str, Any]":
+    def info(self) -> dict[str, Any]:
         """What a client is told after its token was accepted."""
         return {
             "protocol": wire.PROTOCOL,
@@ -101,7 +109,7 @@ class Service:
 
     async def _health(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
         usage = shutil.disk_usage(self._scratch)
-        states: "Dict[str, int]" = {}
+        states: dict[str, int] = {}
         for slot in self.slots.all:
             states[slot.state] = states.get(slot.state, 0) + 1
         return {
@@ -123,9 +131,16 @@ class Service:
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
         if header.get("snapshot"):
-            self.snapshots.restore(str(header["snapshot"]), slot)
+            await self._restore(str(header["snapshot"]), slot)
         assert slot.instance is not None
         return {"epoch": slot.epoch, "workdir": slot.instance.workdir}, b""
+
+    async def _restore(self, snapshot: str, slot: Slot) -> None:
+        try:
+            await self.snapshots.restore(snapshot, slot)
+        except BaseException:
+            await self.slots.release(slot.index, slot.epoch)
+            raise
 
     async def _release(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
         header = request.header
@@ -157,15 +172,26 @@ async def _once(slot: Slot, identity: str, run: Callable[[], Awaitable[Reply]]) 
     """The recorded outcome when this id was seen before; else run it and record it."""
     known = slot.outcomes.get(identity)
     if known is not None:
-        return await asyncio.shield(known)  # type: ignore[no-any-return]
-    task = asyncio.ensure_future(run())
-    slot.outcomes[identity] = task
-    while len(slot.outcomes) > MAX_OUTCOMES:
+        return await asyncio.shield(known)
+    outcome: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    slot.outcomes[identity] = outcome
+    if len(slot.outcomes) > MAX_OUTCOMES:
         slot.outcomes.pop(next(iter(slot.outcomes)))
-    return await task
+    try:
+        reply = await run()
+    except asyncio.CancelledError:
+        outcome.set_exception(SlotError("cancelled", "this request was cancelled"))
+        outcome.exception()  # recorded for whoever asks again; nobody may
+        raise
+    except Exception as error:
+        outcome.set_exception(error)
+        outcome.exception()
+        raise
+    outcome.set_result(reply)
+    return reply
 
 
-async def _finish_or_undo(lease: "asyncio.Future[Slot]", slots: Slots) -> Slot:
+async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
     try:
         return await asyncio.shield(lease)
     except asyncio.CancelledError:
@@ -177,16 +203,32 @@ async def _finish_or_undo(lease: "asyncio.Future[Slot]", slots: Slots) -> Slot:
 async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
     header = request.header
     split = int(header.get("command", len(body)))
-    job, log = instance.start(header, body[:split].decode("utf-8", "surrogateescape"), body[split:])
+    command, stdin = body[:split].decode("utf-8", "surrogateescape"), body[split:]
+    for _ in range(START_ATTEMPTS):
+        job, log = instance.start(header, command, stdin)
+        message = await _run(instance, job, request)
+        if message.number("ran", 1):  # else its shell was killed while it waited, and nothing has been done
+            break
+    return instance.finish(header, job, log, message)
+
+
+async def _run(instance: Instance, job: Job, request: Request) -> Message:
+    """Until the command ends; its keeper is not relied upon to end it in time."""
     job.on_alive = lambda elapsed_s: request.push("alive", s=elapsed_s)
+    loop = asyncio.get_running_loop()
+    timeout_ms = int(request.header.get("timeout_ms") or 0)
+    overdue = loop.call_later(timeout_ms / 1000 + KEEPER_GRACE_S, job.drop) if timeout_ms else None
     try:
-        message = await asyncio.shield(job.exit)
+        return await job.outcome()
     except asyncio.CancelledError:
         job.kill()
-        message = await job.exit  # the caller hears of the cancellation only when nothing of the command is left
-        instance.finish(header, job, log, message)
+        late = loop.call_later(KEEPER_GRACE_S, job.drop)
+        await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
+        late.cancel()
         raise
-    return instance.finish(header, job, log, message)
+    finally:
+        if overdue is not None:
+            overdue.cancel()
 
 
 async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
@@ -195,6 +237,6 @@ async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _b
     return {"count": count}, b""
 
 
-def owner_gone(service: Service, ttl_s: Optional[float]) -> bool:
+def owner_gone(service: Service, ttl_s: float | None) -> bool:
     """Whether no client has been here for longer than the owner is given."""
     return bool(ttl_s and not service.connections and time.monotonic() - service.last_seen > ttl_s)

@@ -8,22 +8,22 @@ numbers that stdout and stderr know nothing of, so nothing printed can pass for 
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
 """Must agree with the enum in helper/slot.h."""
 
 START = 'eval "$__hermes"'
 """Argument of `bash -c`; what it evaluates comes from the environment, so that process lists stay readable."""
-# PWD and OLDPWD go first and apart: they change with every cd, and a shell that waits need not be thrown away for it.
+# PWD and OLDPWD go first and apart: they change with every cd, and no waiting shell is thrown away for that.
 _SAVE = (
-    "{ builtin printf '%s\\0%s\\0' \"$PWD\" \"${OLDPWD-}\"; declare +x PWD OLDPWD SHLVL; declare -px; declare -f; alias -p;"
-    f" }} >/proc/self/fd/{FD_STATE} 2>/dev/null"
+    '{ builtin printf \'%s\\0%s\\0\' "$PWD" "${OLDPWD-}"; declare +x PWD OLDPWD SHLVL; declare -px; declare -f;'
+    f" alias -p; }} >/proc/self/fd/{FD_STATE} 2>/dev/null"
 )
 # A byte on a pipe says that the script is there; bash reads pipes byte by byte, so the script itself is in a file.
 _RECEIVE = (
     f"unset __hermes; shopt -s expand_aliases; . /proc/self/fd/{FD_STATE}; read -r -u {FD_WAKE} || exit;"
-    f" unset REPLY; . /proc/self/fd/{FD_SCRIPT}; exec {FD_WAKE}<&- {FD_SCRIPT}<&-; eval \"unset __hermes; $__hermes\";"
+    f' unset REPLY; . /proc/self/fd/{FD_SCRIPT}; exec {FD_WAKE}<&- {FD_SCRIPT}<&-; eval "unset __hermes; $__hermes";'
     ' eval "unset __hermes_command; $__hermes_command"'
 )
 # After a plain end the state is saved here, so that a command may have an EXIT trap of its own.
@@ -43,7 +43,7 @@ def valid_env_name(name: str) -> bool:
     return bool(_NAME.match(name))
 
 
-def _change_directory(cwd: Optional[str], current: str, previous: str, workdir: str) -> str:
+def _change_directory(cwd: str | None, current: str, previous: str, workdir: str) -> str:
     if cwd is not None:  # asked for: not being able to go there is the command's failure
         move = f"cd -- {quote(current)} 2>/dev/null; cd -- {quote(cwd)} || exit 126"
     else:  # carried over: the last command may have removed it, and the next one must still be able to run
@@ -56,7 +56,7 @@ def _exports(env: Mapping[str, str]) -> str:
 
 
 def exec_script(
-    command: str, *, cwd: Optional[str], current: str, previous: str, workdir: str, env: Mapping[str, str]
+    command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
 ) -> bytes:
     """A command whose state is saved at its end, also when it calls exit."""
     prelude = f"{_change_directory(cwd, current, previous, workdir)}; {_exports(env)}trap {quote(_TRAP)} EXIT"
@@ -64,7 +64,7 @@ def exec_script(
 
 
 def spawn_script(
-    command: str, *, cwd: Optional[str], current: str, previous: str, workdir: str, env: Mapping[str, str]
+    command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
 ) -> bytes:
     """A background process: it starts from the slot's state and leaves none."""
     prelude = f"exec {FD_STATE}<&-; {_change_directory(cwd, current, previous, workdir)}; {_exports(env)}"
@@ -81,16 +81,19 @@ def restore_env(state: bytes, before: bytes, names: Mapping[str, str]) -> bytes:
     """`state` with the variables given for one command only put back to what they were in `before`."""
     if not names:
         return state
-    old = {name: text for name, text in _declarations(before)}
+    old = dict(_declarations(before))
     kept = [text for name, text in _declarations(state) if name not in names]
     kept += [old[name] for name in names if name in old]
     return b"".join(kept)
 
 
-_DECLARATION = re.compile(rb'^declare -[a-zA-Z]*x[a-zA-Z]* ([A-Za-z_][A-Za-z0-9_]*)(?:=("(?:[^"\\]|\\.)*"|\$\'(?:[^\'\\]|\\.)*\'|\(.*?\)))?\n', re.S | re.M)
+_VALUE = rb"""("(?:[^"\\]|\\.)*"|\$'(?:[^'\\]|\\.)*'|\(.*?\))"""
+_DECLARATION = re.compile(
+    rb"^declare -[a-zA-Z]*x[a-zA-Z]* ([A-Za-z_][A-Za-z0-9_]*)(?:=" + _VALUE + rb")?\n", re.S | re.M
+)
 
 
-def _declarations(state: bytes) -> "List[Tuple[str, bytes]]":
+def _declarations(state: bytes) -> list[tuple[str, bytes]]:
     """Exported variables at the head of a saved state, and the rest (functions, aliases) under the empty name."""
     found = []
     position = 0

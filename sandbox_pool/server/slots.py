@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from . import isolation
 from .cgroups import Cgroups
@@ -29,15 +30,15 @@ class Slot:
         self.state = "free"
         self.epoch = 0
         self.task_id = ""
-        self.instance: Optional[Instance] = None
+        self.instance: Instance | None = None
         self.shape = ""
         """What the built instance was built for; another shape needs another instance."""
         self.used = False
-        self.outcomes: "Dict[str, asyncio.Future[Any]]" = {}
-        self.layers: Tuple[str, ...] = ()
+        self.outcomes: dict[str, asyncio.Future[Any]] = {}
+        self.layers: tuple[str, ...] = ()
         self.lock = asyncio.Lock()
 
-    def report(self) -> "Dict[str, Any]":
+    def report(self) -> dict[str, Any]:
         """As listed to clients."""
         return {"slot": self.index, "state": self.state, "epoch": self.epoch, "task_id": self.task_id}
 
@@ -56,14 +57,15 @@ class Builder:
         self.level = level
         self.place = place
         self.cgroups = cgroups
-        self.expected_mounts: "Dict[str, int]" = {}
+        self.expected_mounts: dict[str, int] = {}
 
     async def build(self, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
         """A new instance that proved to be empty."""
-        if spec.get("image") and not (self.level.namespaces and os.path.isdir(spec["image"])):
-            raise BuildError(f"image {spec['image']!r} is not a directory this server can use as a root")
+        self._check_image(spec.get("image"))
         fields = isolation.build_fields(self.level, self.place, index, spec, layers)
         fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
+        if "memory" in self.cgroups.missing and spec.get("memory_mb"):
+            fields.append(("max_memory_bytes", spec["memory_mb"] << 20))  # per process: better than no limit at all
         if not self.level.namespaces:
             self._make_directories(index)
         pid, control = await self.zygote.create(slot_fields(fields))
@@ -85,7 +87,11 @@ class Builder:
             raise
         return instance
 
-    def _environment(self, index: int, spec: Mapping[str, Any]) -> "Dict[str, str]":
+    def _check_image(self, image: str | None) -> None:
+        if image and not (self.level.namespaces and os.path.isdir(image)):
+            raise BuildError(f"image {image!r} is not a directory this server can use as a root")
+
+    def _environment(self, index: int, spec: Mapping[str, Any]) -> dict[str, str]:
         env = dict(spec.get("env") or {})
         if not self.level.namespaces:
             env.setdefault("TMPDIR", os.path.join(isolation.slot_root(self.place, index), "tmp"))
@@ -93,7 +99,8 @@ class Builder:
 
     def _make_directories(self, index: int) -> None:
         root = isolation.slot_root(self.place, index)
-        uid = isolation.RUN_UID_BASE + index if self.level.own_uid and os.geteuid() == 0 else -1
+        owner = isolation.run_uid(self.level, index)
+        uid = -1 if owner is None else owner
         for name in ("", "workspace", "home", "tmp"):
             path = os.path.join(root, name)
             os.makedirs(path, exist_ok=True)
@@ -115,9 +122,9 @@ class Builder:
         if problems:
             raise BuildError("; ".join(problems))
 
-    async def destroy(self, instance: Instance, index: int) -> "List[str]":
+    async def destroy(self, instance: Instance, index: int) -> list[str]:
         """Kill an instance with all it holds; returns what could not be proven gone."""
-        problems: "List[str]" = []
+        problems: list[str] = []
         if not self.level.namespaces and not instance.lost:
             with contextlib.suppress(SlotError, asyncio.TimeoutError):
                 await asyncio.wait_for(instance.kill_all(), KILL_TIMEOUT_S)
@@ -126,7 +133,7 @@ class Builder:
         try:
             await asyncio.wait_for(self.zygote.wait_dead(instance.pid), KILL_TIMEOUT_S)
             self.zygote.forget(instance.pid)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             problems.append(f"init {instance.pid} did not die")
         left = self.cgroups.processes(index)
         if left:
@@ -135,9 +142,9 @@ class Builder:
             problems += self._remove_directories(index)
         return problems
 
-    def _remove_directories(self, index: int) -> "List[str]":
+    def _remove_directories(self, index: int) -> list[str]:
         root = isolation.slot_root(self.place, index)
-        failures: "List[str]" = []
+        failures: list[str] = []
         shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
         return [f"not removed: {path}" for path in failures[:5]]
 
@@ -153,7 +160,9 @@ class Slots:
         """The slot, for the holder of this epoch only."""
         slot = self._at(index)
         if slot.state != "leased" or slot.epoch != epoch:
-            raise SlotError("stale", f"slot {index} is {slot.state} with epoch {slot.epoch}; the lease of epoch {epoch} is over")
+            raise SlotError(
+                "stale", f"slot {index} is {slot.state} with epoch {slot.epoch}; the lease of epoch {epoch} is over"
+            )
         return slot
 
     def _at(self, index: int) -> Slot:
@@ -200,21 +209,21 @@ class Slots:
         slot.state = "quarantined" if problems else "free"
         slot.task_id = ""
 
-    async def release(self, index: int, epoch: int) -> "Dict[str, Any]":
+    async def release(self, index: int, epoch: int) -> dict[str, Any]:
         """Reset: kill, drop the layer, build anew, and prove it. A slot that can not prove it is never leased again."""
         slot = self.get(index, epoch)
         started = time.monotonic()
         slot.state = "resetting"
         slot.outcomes.clear()
         instance, slot.instance = slot.instance, None
-        problems: "List[str]" = []
+        problems: list[str] = []
         try:
             if instance is not None:
                 problems = await self.builder.destroy(instance, index)
             if not problems and self.builder.level.namespaces and not slot.layers:
                 slot.instance = await self.builder.build(index, json.loads(slot.shape)[0], ())
                 slot.shape = shape_of(json.loads(slot.shape)[0], ())
-        except (BuildError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, BuildError, OSError) as error:
             problems.append(str(error) or type(error).__name__)
         slot.state = "quarantined" if problems else "free"
         slot.task_id = ""

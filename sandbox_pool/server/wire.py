@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Callable, Dict, List, Tuple
+from collections.abc import Callable
+from typing import Any
 
 try:  # an accelerator where it happens to be installed; the server must not need it
     import orjson
@@ -24,7 +25,7 @@ MAX_FRAME = 64 << 20
 MAX_HELLO = 16 << 10
 """A peer that has not shown its token yet can not make the server hold more than this."""
 
-Header = Dict[str, Any]
+Header = dict[str, Any]
 _LENGTHS = struct.Struct("!II")
 
 
@@ -45,11 +46,11 @@ class Decoder:
         self.max_frame = max_frame
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> List[Tuple[Header, bytes]]:
+    def feed(self, data: bytes) -> list[tuple[Header, bytes]]:
         """Add received bytes; return the frames they complete."""
         buffer = self._buffer
         buffer += data
-        frames: List[Tuple[Header, bytes]] = []
+        frames: list[tuple[Header, bytes]] = []
         start = 0
         while len(buffer) - start >= 8:
             length, header_length = _LENGTHS.unpack_from(buffer, start)

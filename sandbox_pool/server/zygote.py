@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import subprocess
-from typing import Callable, Dict, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
 
 from .channel import Channel, Fields, Message, message_pair
 
@@ -35,16 +35,16 @@ class Zygote:
             env={},
         )
         theirs.close()
-        self._created: Dict[str, "asyncio.Future[int]"] = {}
-        self._dead: Dict[int, "asyncio.Future[int]"] = {}
+        self._created: dict[str, asyncio.Future[int]] = {}
+        self._dead: dict[int, asyncio.Future[int]] = {}
         self._channel = Channel(ours, self._on_message, on_lost)
         self._serial = 0
 
-    async def create(self, fields: Fields) -> Tuple[int, socket.socket]:
+    async def create(self, fields: Fields) -> tuple[int, socket.socket]:
         """Clone a slot; returns the pid of its init and our end of its control socket."""
         self._serial += 1
         name = str(self._serial)
-        future: "asyncio.Future[int]" = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._created[name] = future
         ours, theirs = message_pair()
         self._channel.send("create", [("slot", name), *fields], fds=[theirs.fileno()])
@@ -100,6 +100,8 @@ class Zygote:
         self.process.wait()
 
 
-def slot_fields(pairs: "List[Tuple[str, object]]") -> "List[Tuple[str, str]]":
+def slot_fields(pairs: list[tuple[str, object]]) -> list[tuple[str, str]]:
     """Configuration as message fields; booleans as 0 and 1, absent values left out."""
-    return [(key, str(int(value)) if isinstance(value, bool) else str(value)) for key, value in pairs if value is not None]
+    return [
+        (key, str(int(value)) if isinstance(value, bool) else str(value)) for key, value in pairs if value is not None
+    ]

@@ -12,6 +12,7 @@ import pytest
 from support import pool_client_program
 from support.cli_verb import run_verb
 from support.pool_leftovers import cgroup_name, leftovers, namespaces, processes
+from support.pool_wait import eventually
 
 from sandbox_pool import PoolConfig, SlotPool
 from sandbox_pool.journal import Journal
@@ -116,9 +117,7 @@ def test_the_next_pool_removes_what_a_killed_one_left(client):
         config = PoolConfig(slots_per_host=2, state_dir=victim.state, scratch_dir=victim.scratch)
         async with SlotPool.from_config(config) as pool, pool.lease("t") as box:
             assert (await box.exec("echo ok")).output == "ok\n"
-            async with asyncio.timeout(30):
-                while any(cgroup for cgroup in leftovers(victim.scratch, victim.cgroups).get("cgroups", [])):
-                    await asyncio.sleep(0.05)
+            await eventually(lambda: not leftovers(victim.scratch, victim.cgroups).get("cgroups"), 30)
 
     asyncio.run(use_another())
     assert victim.left() == {}

@@ -1,6 +1,7 @@
 """Hosts: started on demand, replaced when they fail, stopped when idle, and never forgotten."""
 
 import asyncio
+import dataclasses
 import itertools
 import time
 
@@ -10,6 +11,7 @@ from support.pool_wait import eventually
 
 from sandbox_pool import HostStartFailed, IsolationUnavailable, SandboxLost
 from sandbox_pool.journal import Journal
+from sandbox_pool.owner import this_process
 from sandbox_pool.pool import SlotPool
 
 
@@ -262,3 +264,33 @@ async def test_a_pool_that_was_never_started_closes_quietly(tmp_path):
     pool = SlotPool(PoolConfig(state_dir=tmp_path), provider=FakePlace())
     await pool.close()
     assert pool.closed
+
+
+async def test_a_new_pool_takes_over_the_running_hosts_of_a_dead_one(make_pool, tmp_path, monkeypatch):
+    place = FakePlace(slots=2)
+    place.adopts = True
+    dead = dataclasses.replace(this_process(), start_ticks=1)
+    monkeypatch.setattr("sandbox_pool.pool.this_process", lambda: dead)
+    async with make_pool(place) as first:
+        await first.acquire("task of the dead")
+        (name,) = place.servers
+        monkeypatch.setattr("sandbox_pool.pool.this_process", this_process)
+        async with make_pool(place) as second:
+            assert [host.name for host in second.status().hosts] == [name]
+            assert second.status().hosts[0].free == 2
+            assert second.metrics.counts["hosts_adopted"] == 1
+            assert len(place.started) == 2, "found by its name, not created"
+            assert len(place.servers) == 1
+            await (await second.acquire("t")).release()
+
+
+async def test_a_host_that_was_started_otherwise_is_not_taken_over(make_pool, monkeypatch):
+    place = FakePlace(slots=2)
+    place.adopts = True
+    dead = dataclasses.replace(this_process(), start_ticks=1)
+    monkeypatch.setattr("sandbox_pool.pool.this_process", lambda: dead)
+    async with make_pool(place):
+        (name,) = place.servers
+        monkeypatch.setattr("sandbox_pool.pool.this_process", this_process)
+        async with make_pool(place, min_isolation="landlock") as second:
+            assert name not in [host.name for host in second.status().hosts]

@@ -1,4 +1,4 @@
-"""Everything a slot server can leave on this machine, found from outside: processes, mounts, cgroups, files, namespaces."""
+"""Everything a slot server can leave on this machine, found from outside."""
 
 import hashlib
 import os
@@ -48,7 +48,7 @@ def namespaces(pids=None):
     found = set()
     for pid in pids:
         try:
-            found.add(os.readlink(f"/proc/{pid}/ns/net"))
+            found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
         except OSError:
             continue
     return found

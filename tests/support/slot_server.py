@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def server_command(python: str, directory: Path, *arguments: str) -> list[str]:
     return [python, str(directory / "server.pyz"), "--scratch", str(directory / "scratch"), *arguments]
 
 
-@contextlib.asynccontextmanager
-async def server_directory(user: int | None = None) -> AsyncIterator[Path]:
+@contextlib.contextmanager
+def server_directory(user: int | None = None) -> Iterator[Path]:
     """A directory with the packed server in it, owned by `user`."""
     directory = Path(tempfile.mkdtemp(prefix="hs-", dir="/tmp"))
     try:
@@ -79,7 +79,7 @@ async def running_server(
     *arguments: str, slots: int = 4, user: int | None = None, python: str = sys.executable, listen: str | None = None
 ) -> AsyncIterator[Server]:
     """A server that is ended, cleaned and removed at the end."""
-    async with server_directory(user) as directory:
+    with server_directory(user) as directory:
         token = secrets.token_hex(16)
         address = listen or f"unix:{directory}/s"
         command = server_command(python, directory, "--listen", address, "--slots", str(slots), "--die-with-parent")
@@ -93,7 +93,8 @@ async def running_server(
             group=user,
             extra_groups=None if user is None else [],
         )
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.write(token.encode() + b"\n")
         ready = json.loads(await process.stdout.readline())
         try:

@@ -92,7 +92,7 @@ async def password_hashes_are_hidden(ctx: CheckContext) -> None:
     expect_equal(result.output.split()[0], "0", "bytes of password hashes")
 
 
-@check("own-root")
+@check("writable-root")
 async def the_root_can_be_written_and_is_dropped(ctx: CheckContext) -> None:
     """A task may change the whole root file system; the next task and the host see nothing of it."""
     async with ctx.lease() as box:

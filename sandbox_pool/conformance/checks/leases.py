@@ -29,11 +29,12 @@ async def files_are_gone_after_release(ctx: CheckContext) -> None:
 @check()
 async def processes_are_gone_after_release(ctx: CheckContext) -> None:
     """No process survives its lease: not in the background, not as a daemon, not with signals ignored."""
-    daemon = "trap '' TERM HUP INT; exec -a hrl-daemon sleep 9876"
-    await _everybody(ctx, f'nohup setsid bash -c "{daemon}" >/dev/null 2>&1 & disown; sleep 8765 &')
-    found = await _everybody(
-        ctx, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -cE '[h]rl-daemon|[8]765'"
-    )
+    n = ctx.unique_seconds()
+    daemon = f"trap '' TERM HUP INT; exec -a daemon sleep {n}1"
+    await _everybody(ctx, f'nohup setsid bash -c "{daemon}" >/dev/null 2>&1 & disown; sleep {n}2 &')
+    # The brackets keep the pattern from finding itself in the command line of grep.
+    look = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -cE '[{n[0]}]{n[1:]}'"
+    found = await _everybody(ctx, look)
     expect_equal({text.strip() for text in found}, {"0"}, "processes of earlier tasks that were seen")
 
 

@@ -109,10 +109,11 @@ async def kill_ends_the_whole_tree(ctx: CheckContext) -> None:
     """kill ends a process with everything it started, also what called setsid, and nothing else."""
     async with ctx.lease() as box:
         await box.exec("sleep 57 & echo $! > pid")
-        process = await box.spawn("setsid sleep 4341 & (sleep 4342 &); echo up; sleep 4343")
+        n = ctx.unique_seconds()
+        process = await box.spawn(f"setsid sleep {n}1 & (sleep {n}2 &); echo up; sleep {n}3")
         await ctx.until(lambda: _has(process, "up"))
         await process.kill()
-        left = await box.exec("pgrep -f '^sleep 434[123]' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
+        left = await box.exec(f"pgrep -f '^sleep {n}' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
     expect_equal(left.output.split(), ["0", "alive"], "processes left, and the one from before")
 
 
@@ -141,10 +142,11 @@ async def processes_are_listed(ctx: CheckContext) -> None:
 async def stop_processes_ends_everything(ctx: CheckContext) -> None:
     """All processes of the slot can be stopped while its files and state stay."""
     async with ctx.lease() as box:
-        await box.exec("sleep 4351 & setsid sleep 4352 & export KEPT=1; echo x > file")
-        process = await box.spawn("sleep 4353")
+        n = ctx.unique_seconds()
+        await box.exec(f"sleep {n}1 & setsid sleep {n}2 & export KEPT=1; echo x > file")
+        process = await box.spawn(f"sleep {n}3")
         await box.stop_processes()
-        left = await box.exec("pgrep -f '^sleep 435[123]' | wc -l; cat file; echo $KEPT")
+        left = await box.exec(f"pgrep -f '^sleep {n}' | wc -l; cat file; echo $KEPT")
         expect(await process.poll() is not None, "the background process is said to run")
     expect_equal(left.output.split(), ["0", "x", "1"], "processes, file and variable")
 

@@ -118,7 +118,7 @@ async def an_unknown_snapshot_is_an_error(ctx: CheckContext) -> None:
         await ctx.pool.lease_from(snapshot, "fork")
 
 
-@check("own-root")
+@check("writable-root")
 async def changes_outside_the_workspace_are_kept(ctx: CheckContext) -> None:
     """Changes anywhere in the root, such as an installed program, are in the snapshot."""
     async with ctx.lease() as box:

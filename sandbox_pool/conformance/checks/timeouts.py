@@ -66,12 +66,13 @@ async def cancelling_a_call_kills_its_command(ctx: CheckContext) -> None:
     """Cancelling the call kills the command's whole tree and nothing else."""
     async with ctx.lease() as box:
         await box.exec("sleep 56 & echo $! > pid")
-        task = asyncio.create_task(box.exec("touch began; setsid sleep 4331 & sleep 4332"))
+        n = ctx.unique_seconds()
+        task = asyncio.create_task(box.exec(f"touch began; setsid sleep {n}1 & sleep {n}2"))
         await ctx.until(lambda: _exists(box, "began"))
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        left = await box.exec("sleep 0.3; pgrep -f '^sleep 433[12]' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
+        left = await box.exec(f"sleep 0.3; pgrep -f '^sleep {n}' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
     expect_equal(left.output.split(), ["0", "alive"], "processes left, and the one from before")
 
 

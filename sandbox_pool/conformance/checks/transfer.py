@@ -89,7 +89,7 @@ async def a_download_does_not_leave_the_slot(ctx: CheckContext) -> None:
         expect(secret.text not in _all_text(Path(folder)), "the host's secret was downloaded")
 
 
-@check()
+@check("file-confinement")
 async def an_upload_does_not_follow_the_slots_symlinks(ctx: CheckContext) -> None:
     """Uploading to a path that is a symlink inside never writes to the host."""
     secret = await ctx.host_secret()
@@ -108,10 +108,10 @@ async def an_upload_does_not_follow_the_slots_symlinks(ctx: CheckContext) -> Non
 
 @check()
 async def many_small_files(ctx: CheckContext) -> None:
-    """A thousand small files go up and come down, none lost."""
+    """Hundreds of small files go up and come down, none lost."""
     with tempfile.TemporaryDirectory() as folder:
         tree, back = Path(folder) / "many", Path(folder) / "back"
-        for n in range(1000):
+        for n in range(400):
             path = tree / f"{n % 10}" / f"f{n}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(str(n))
@@ -119,8 +119,8 @@ async def many_small_files(ctx: CheckContext) -> None:
             await box.upload(tree, "many")
             inside = (await box.exec("find many -type f | wc -l")).output.strip()
             await box.download("many", back)
-        expect_equal(inside, "1000", "files inside")
-        expect_equal(sum(int(p.read_text()) for p in back.rglob("f*")), sum(range(1000)), "sum of the contents")
+        expect_equal(inside, "400", "files inside")
+        expect_equal(sum(int(p.read_text()) for p in back.rglob("f*")), sum(range(400)), "sum of the contents")
 
 
 def _all_text(folder: Path) -> str:

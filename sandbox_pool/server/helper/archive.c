@@ -25,6 +25,8 @@ struct record {
 
 static const char opaque_user[] = "user.overlay.opaque", opaque_trusted[] = "trusted.overlay.opaque";
 
+long archive_owner = -1;
+
 static bool is_opaque(int fd) {
     char value;
     return (fgetxattr(fd, opaque_user, &value, 1) == 1 || fgetxattr(fd, opaque_trusted, &value, 1) == 1) && value == 'y';
@@ -175,7 +177,9 @@ static int set_attributes(int parent, const char *name, const struct record *rec
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT},
                                 {record->mtime_ns / 1000000000LL, record->mtime_ns % 1000000000LL}};
     bool link = record->kind == 'l';
-    if (layer && geteuid() == 0 && fchownat(parent, name, record->uid, record->gid, AT_SYMLINK_NOFOLLOW)) return errno;
+    uid_t uid = archive_owner >= 0 ? (uid_t)archive_owner : record->uid;
+    gid_t gid = archive_owner >= 0 ? (gid_t)archive_owner : record->gid;
+    if (layer && geteuid() == 0 && fchownat(parent, name, uid, gid, AT_SYMLINK_NOFOLLOW)) return errno;
     if (!link && fchmodat(parent, name, record->mode & 07777, 0)) return errno;
     utimensat(parent, name, times, AT_SYMLINK_NOFOLLOW);
     return 0;

@@ -211,6 +211,7 @@ static void do_unpack(int sock, const struct message *request, const char *path)
     int directory = error ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0) return reply_error(sock, error ? error : errno);
     dprintf(sock, "ok\n");
+    archive_owner = message_number(request, "owner", -1);
     error = unpack_tree(sock, directory, layer);
     if (error) reply_error(sock, error);
     else dprintf(sock, "ok\n");

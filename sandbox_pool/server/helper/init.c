@@ -34,8 +34,41 @@ static void report_ready(int control, size_t upper_entries, int mounts) {
     writer_send(&writer, control, NULL, 0);
 }
 
+/* Keepers by the number the server gave them, for the case that one no longer listens. */
+struct keeper {
+    long id;
+    pid_t pid;
+};
+static struct keeper *keepers;
+static size_t n_keepers;
+
+static void remember_keeper(long id, pid_t pid) {
+    struct keeper *grown = realloc(keepers, (n_keepers + 1) * sizeof *keepers);
+    if (!grown) return;
+    keepers = grown;
+    keepers[n_keepers++] = (struct keeper){id, pid};
+}
+
+static void forget_keeper(pid_t pid) {
+    for (size_t i = 0; i < n_keepers; i++)
+        if (keepers[i].pid == pid) {
+            keepers[i] = keepers[--n_keepers];
+            return;
+        }
+}
+
+/* A command may have stopped its own keeper; then the keeper's deadline is enforced from here. */
+static void drop_keeper(long id) {
+    for (size_t i = 0; i < n_keepers; i++)
+        if (keepers[i].id == id) {
+            kill_descendants(keepers[i].pid);
+            kill(keepers[i].pid, SIGKILL);
+            return;
+        }
+}
+
 static void reap(void) {
-    while (waitpid(-1, NULL, WNOHANG) > 0) {}
+    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) forget_keeper(pid);
 }
 
 /* Kills everything but the init. As PID 1 that is one call; elsewhere every descendant is found first. */
@@ -44,15 +77,17 @@ static int kill_all(void) {
     if (!slot.namespaces) killed = kill_descendants(getpid());
     else kill(-1, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) killed++;
+    n_keepers = 0;
     return killed;
 }
 
 static void fork_helper(int control, struct message *request, bool keeper) {
     pid_t pid = request->n_fds < 1 ? -1 : fork();
+    if (pid > 0 && keeper) remember_keeper(message_number(request, "id", 0), pid);
     if (pid != 0) return; /* on failure the server sees its end of the socket close */
     close(control);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (keeper) keeper_main(request->fds[0]);
+    if (keeper) keeper_main(request->fds[0], request);
     else worker_main(request->fds[0], request);
     _exit(0);
 }
@@ -61,6 +96,7 @@ static void handle(int control, struct message *request) {
     const char *op = message_op(request);
     if (!strcmp(op, "job")) fork_helper(control, request, true);
     else if (!strcmp(op, "file")) fork_helper(control, request, false);
+    else if (!strcmp(op, "drop")) drop_keeper(message_number(request, "id", 0));
     else if (!strcmp(op, "kill_all")) {
         struct writer writer;
         int killed = kill_all();
@@ -84,7 +120,7 @@ void init_main(int control) {
     keep_config();
     set_process_name("slot-init");
     umask(022);
-    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) : 0;
+    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - (size_t)slot.n_parts : 0;
     int mounts = count_mounts();
     if (slot.namespaces) {
         make_directories(slot.workdir, 0755);

@@ -13,10 +13,14 @@
 static const int kept_capabilities[] = {CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL,
                                         CAP_SETGID, CAP_SETUID, CAP_SETFCAP, CAP_NET_BIND_SERVICE};
 
-static const char *set_capabilities(uint64_t kept) {
+/* What an exec can never give back. */
+static const char *limit_capabilities(uint64_t kept) {
     for (int c = 0; c <= 63; c++)
-        if (!(kept >> c & 1) && prctl(PR_CAPBSET_DROP, c, 0, 0, 0) && errno != EINVAL && errno != EPERM)
-            return "drop capabilities";
+        if (!(kept >> c & 1) && prctl(PR_CAPBSET_DROP, c, 0, 0, 0) && errno != EINVAL) return "drop capabilities";
+    return NULL;
+}
+
+static const char *set_capabilities(uint64_t kept) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct current[2], wanted[2] = {{0}, {0}};
     if (syscall(SYS_capget, &header, current)) return "read capabilities";
@@ -51,7 +55,8 @@ const char *drop_init_privileges(void) {
     uint64_t kept = 0;
     for (size_t i = 0; i < sizeof kept_capabilities / sizeof *kept_capabilities; i++)
         kept |= 1ull << kept_capabilities[i];
-    const char *failed = set_capabilities(kept);
+    const char *failed = limit_capabilities(kept);
+    if (!failed) failed = set_capabilities(kept);
     if (!failed) failed = set_limits();
     if (!failed && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) failed = "set no_new_privs";
     if (!failed && slot.seccomp) failed = install_seccomp(true);
@@ -70,7 +75,7 @@ const char *become_command(void) {
     if (slot.namespaces) return NULL;
     const char *failed = set_limits();
     if (!failed && slot.run_uid > 0) {
-        failed = set_capabilities((1ull << CAP_SETUID) | (1ull << CAP_SETGID));
+        failed = limit_capabilities(0);
         if (!failed) failed = take_run_uid();
         if (!failed) failed = set_capabilities(0);
     }

@@ -107,24 +107,49 @@ static const char *protect_proc(void) {
     return NULL;
 }
 
-static const char *mount_overlay(const int *layer_fds, int n_fds) {
-    char options[4096], name[16];
+/* Overlay of `below` in every layer (all of it when empty), topmost first, with `last` as the lowest. */
+static const char *mount_overlay(const char *below, const char *last, const char *upper, const char *work,
+                                 const char *target) {
+    char options[4096];
     int used = snprintf(options, sizeof options, "lowerdir=");
-    for (int i = 0; i < slot.n_layers; i++) {
-        const char *path = slot.layers[i];
-        if (i < n_fds) {
-            snprintf(name, sizeof name, "l%d", i);
-            mkdir(name, 0755);
-            if (syscall(SYS_move_mount, layer_fds[i], "", AT_FDCWD, name, 4 /* MOVE_MOUNT_F_EMPTY_PATH */))
-                return "attach a layer";
-            path = name;
-        }
-        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", i ? ":" : "", path);
-        if ((size_t)used >= sizeof options - 64) return "name all layers";
+    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++)
+        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s%s%s", i ? ":" : "", slot.layers[i],
+                         *below ? "/" : "", below);
+    if ((size_t)used < sizeof options && last)
+        used += snprintf(options + used, sizeof options - (size_t)used, ":%s", last);
+    if ((size_t)used < sizeof options)
+        used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s,workdir=%s%s", upper, work,
+                         slot.user_ns ? ",userxattr" : "");
+    if ((size_t)used >= sizeof options) return "name all layers";
+    return mount("overlay", target, "overlay", MS_NODEV, options) ? "mount the overlay" : NULL;
+}
+
+/* Layers that came as detached mounts get a name to be referred to by. */
+static const char *attach_layers(const int *layer_fds, int n_fds) {
+    static char names[MAX_LAYERS][8];
+    for (int i = 0; i < n_fds && i < slot.n_layers; i++) {
+        snprintf(names[i], sizeof names[i], "l%d", i);
+        mkdir(names[i], 0755);
+        if (syscall(SYS_move_mount, layer_fds[i], "", AT_FDCWD, names[i], 4 /* MOVE_MOUNT_F_EMPTY_PATH */))
+            return "attach a layer";
+        slot.layers[i] = names[i];
     }
-    snprintf(options + used, sizeof options - (size_t)used, ",upperdir=u,workdir=w%s",
-             slot.user_ns ? ",userxattr" : "");
-    if (mount("overlay", "root", "overlay", MS_NODEV, options)) return "mount the overlay";
+    return NULL;
+}
+
+/* An ordinary user may not use the host's root as a layer, because other mounts lie on it; but what lies below its
+ * directories can be used. So each of them gets an overlay of its own, with its upper inside of the common one. */
+static const char *mount_parts(void) {
+    for (int i = 0; i < slot.n_parts; i++) {
+        char host[64], upper[64], work[64], target[64];
+        snprintf(host, sizeof host, "/%s", slot.parts[i]);
+        snprintf(upper, sizeof upper, "u/%s", slot.parts[i]);
+        snprintf(work, sizeof work, "w%d", i);
+        snprintf(target, sizeof target, "root/%s", slot.parts[i]);
+        if ((mkdir(upper, 0755) && errno != EEXIST) || mkdir(work, 0755)) return "make the writable layer";
+        const char *failed = mount_overlay(slot.parts[i], host, upper, work, target);
+        if (failed) return failed;
+    }
     return NULL;
 }
 
@@ -149,7 +174,9 @@ const char *build_root(const int *layer_fds, int n_fds) {
     if (mount("tmpfs", "m", "tmpfs", MS_NOSUID | MS_NODEV, options) || chdir("m")) return "mount the writable layer";
     if (mkdir("u", 0755) || mkdir("w", 0755) || mkdir("root", 0755)) return "make the writable layer";
     if ((upper_fd = open("u", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return "open the writable layer";
-    if ((failed = mount_overlay(layer_fds, n_fds))) return failed;
+    if ((failed = attach_layers(layer_fds, n_fds))) return failed;
+    if ((failed = mount_overlay("", NULL, "u", "w", "root"))) return failed;
+    if ((failed = mount_parts())) return failed;
     if ((failed = make_devices())) return failed;
     mkdir("root/proc", 0555);
     if (mount("proc", "root/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "mount /proc";

@@ -19,6 +19,7 @@
 #define MAX_FDS 16
 #define MAX_LAYERS 24
 #define MAX_CGROUPS 4
+#define MAX_PARTS 16
 
 /* message.c: length-prefixed messages over SOCK_SEQPACKET, "op\0key=value\0...\0" and then raw bytes. */
 struct message {
@@ -66,6 +67,8 @@ struct slot_config {
     const char *hostname, *workdir, *home, *root, *upper_size;
     const char *layers[MAX_LAYERS];
     int n_layers;
+    const char *parts[MAX_PARTS];
+    int n_parts;
     const char *cgroups[MAX_CGROUPS];
     int n_cgroups;
     bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet;
@@ -94,7 +97,7 @@ int landlock_abi(void);
 void init_main(int control);
 
 /* keeper.c, shell.c */
-void keeper_main(int sock);
+void keeper_main(int sock, struct message *request);
 
 struct job {
     int sock;
@@ -140,5 +143,6 @@ void ring_add(struct ring *ring, const char *data, size_t size);
 void worker_main(int sock, const struct message *request);
 int pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
+extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 is nobody */
 
 #endif

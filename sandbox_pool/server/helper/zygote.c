@@ -27,6 +27,8 @@ static void read_config(const struct message *request) {
     slot.upper_size = message_get(request, "upper_size");
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
+    for (const char *v = NULL; slot.n_parts < MAX_PARTS && (v = message_next(request, "part", v));)
+        slot.parts[slot.n_parts++] = v;
     for (const char *v = NULL; slot.n_cgroups < MAX_CGROUPS && (v = message_next(request, "cgroup", v));)
         slot.cgroups[slot.n_cgroups++] = v;
     slot.namespaces = message_number(request, "namespaces", 0);

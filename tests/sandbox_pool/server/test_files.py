@@ -42,10 +42,12 @@ async def test_writing_keeps_the_mode_unless_one_is_given(sandbox: Sandbox) -> N
     await sandbox.exec("echo old > s; chmod 751 s")
     await sandbox.write_file("s", b"new")
     found = await sandbox.stat("s")
-    assert found is not None and (found.kind, found.mode, found.size) == ("file", 0o751, 3)
+    assert found is not None
+    assert (found.kind, found.mode, found.size) == ("file", 0o751, 3)
     await sandbox.write_file("s", b"new", mode=0o600)
     found = await sandbox.stat("s")
-    assert found is not None and found.mode == 0o600
+    assert found is not None
+    assert found.mode == 0o600
 
 
 async def test_writing_through_a_link_changes_its_target(sandbox: Sandbox) -> None:
@@ -53,7 +55,8 @@ async def test_writing_through_a_link_changes_its_target(sandbox: Sandbox) -> No
     await sandbox.write_file("link", b"new")
     assert await sandbox.read_file("target") == b"new"
     found = await sandbox.stat("link")
-    assert found is not None and found.kind == "symlink"
+    assert found is not None
+    assert found.kind == "symlink"
 
 
 async def test_a_failed_write_leaves_the_old_content(server: Server) -> None:
@@ -134,7 +137,7 @@ def describe(root: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(root.rglob("*")):
         info = path.lstat()
-        content: object = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        content: object = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
         times = info.st_mtime_ns if stat.S_ISREG(info.st_mode) else None
         mode = None if path.is_symlink() else stat.S_IMODE(info.st_mode)
         found[str(path.relative_to(root))] = (mode, times, content)

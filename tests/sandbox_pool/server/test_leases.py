@@ -86,19 +86,24 @@ async def test_slots_and_health_tell_the_truth(server: Server, sandbox: Sandbox)
 
 async def test_a_fork_starts_from_the_files_and_state_of_the_snapshot(server: Server, sandbox: Sandbox) -> None:
     await sandbox.exec(
-        "echo base > f; rm /etc/hostname; rm -r /etc/apt; mkdir /etc/apt; ln -s f l; chmod 600 f; chown 5:6 l -h"
+        "echo base > f; chmod 600 f; rm -r /etc/hostname /etc/apt; mkdir /etc/apt; ln -s f l; chown -h 5:6 l"
     )
     await sandbox.exec("mkdir sub; cd sub; export A=1; sleep 62 &")
     snapshot = await sandbox.snapshot()
     await sandbox.exec("echo later > ../f")
     async with server.lease(snapshot=snapshot) as one, server.lease(snapshot=snapshot) as two:
         await one.exec("echo one > ../f")
-        seen = await two.exec(
-            "cat ../l; pwd; echo $A; ls /etc/apt /etc/hostname; stat -c '%a %u' ../f; stat -c %u ../l; pgrep sleep"
-        )
+        files = "cat ../l; pwd; echo $A; ls /etc/apt /etc/hostname; stat -c '%a %u' ../f; stat -c %u ../l"
+        seen = await two.exec(f"{files}; pgrep sleep")
         assert seen.output.splitlines() == [
-            "base", "/workspace/sub", "1", "ls: cannot access '/etc/hostname': No such file or directory", "/etc/apt:", "600 0", "5",
-        ]  # fmt: skip
+            "base",
+            "/workspace/sub",
+            "1",
+            "ls: cannot access '/etc/hostname': No such file or directory",
+            "/etc/apt:",
+            "600 0",
+            "5",
+        ]
         deeper = await one.snapshot()
         async with server.lease(snapshot=deeper) as three:
             assert (await three.exec("cat ../f; ls /etc/apt")).output == "one\n"
@@ -193,7 +198,7 @@ async def test_an_outcome_can_be_asked_for_over_another_connection(server: Serve
     first = await server.connect()
     mine = first.sandbox(sandbox.slot, sandbox.epoch, task_id="t", spec=sandbox.spec)
     call = asyncio.create_task(mine.exec("echo started >> log; sleep 0.5; echo done", request_id="r"))
-    while await sandbox.stat("log") is None:
+    while await sandbox.stat("log") is None:  # noqa: ASYNC110 - the slot can not tell
         await asyncio.sleep(0.02)
     first._connection._transport.abort()  # type: ignore[union-attr]
     with pytest.raises(SandboxLost):

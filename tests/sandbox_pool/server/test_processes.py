@@ -153,4 +153,5 @@ async def test_stop_processes_ends_all_and_keeps_files(sandbox: Sandbox) -> None
 async def test_a_long_command_reports_that_it_is_alive(sandbox: Sandbox) -> None:
     seen: list[float] = []
     await sandbox.exec("sleep 10.5", on_activity=seen.append)
-    assert len(seen) == 1 and 9 < seen[0] < 15
+    assert len(seen) == 1
+    assert 9 < seen[0] < 15
