@@ -185,20 +185,25 @@ def not_json(value: Any) -> str | None:
         if isinstance(item, Mapping):
             if not all(isinstance(key, str) for key in item):
                 return "object keys must be strings"
-            stack.extend(item.keys())
-            stack.extend(item.values())
+            stack += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):
-            stack.extend(item)
-        elif isinstance(item, float) and not math.isfinite(item):
-            return "numbers must be finite"
-        elif isinstance(item, str) and not item.isascii() and _has_surrogate(item):
-            return "text contains half of a surrogate pair"
-        elif not (item is None or isinstance(item, (str, int, float, bool))):
-            return f"{type(item).__name__} is not a JSON type"
+            stack += item
+        elif problem := _not_a_scalar(item):
+            return problem
     return None
 
 
+def _not_a_scalar(item: Any) -> str | None:
+    if isinstance(item, str):
+        return "text contains half of a surrogate pair" if _has_surrogate(item) else None
+    if isinstance(item, float) and not math.isfinite(item):
+        return "numbers must be finite"
+    return None if item is None or isinstance(item, (int, float)) else f"{type(item).__name__} is not a JSON type"
+
+
 def _has_surrogate(text: str) -> bool:
+    if text.isascii():
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -66,17 +66,16 @@ def _types(schema: Any) -> tuple[str, ...]:
     if not isinstance(schema, Mapping):
         return ()
     declared = schema.get("type")
-    if isinstance(declared, str):
-        return (declared,) if declared in _NAMED else ()
-    if isinstance(declared, list):
-        known = tuple(name for name in declared if isinstance(name, str) and name in _NAMED)
-        return known if len(known) == len(declared) else ()
-    for word in ("anyOf", "oneOf"):
-        options = schema.get(word)
-        if isinstance(options, list) and options:
-            found = [_types(option) for option in options]
-            return tuple(name for names in found for name in names) if all(found) else ()
-    return ()
+    if declared is not None:
+        return _known(declared if isinstance(declared, list) else [declared])
+    options = schema.get("anyOf") or schema.get("oneOf")
+    found = [_types(option) for option in options] if isinstance(options, list) else []
+    return tuple(name for names in found for name in names) if all(found) else ()
+
+
+def _known(names: list[Any]) -> tuple[str, ...]:
+    """The names if each is a JSON type, else ()."""
+    return tuple(names) if all(isinstance(name, str) and name in _NAMED for name in names) else ()
 
 
 def _fits(value: Any, types: tuple[str, ...]) -> bool:

@@ -11,6 +11,7 @@ import orjson
 
 from agent_loop.arguments import normalize
 from agent_loop.dispatch import ReadyCall
+from agent_loop.messages import shown
 from agent_loop.model import ModelCall, ToolSchema
 from agent_loop.result import ToolCallRecord
 from agent_loop.runtime import ToolOutcome, ToolStatus, error_text
@@ -65,7 +66,7 @@ class CallPlanner:
         try:
             key = (name, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS))
         except orjson.JSONEncodeError:
-            key = (name, repr(arguments).encode())  # integers beyond 64 bits
+            key = (name, shown(arguments).encode("utf-8", "replace"))  # integers beyond 64 bits, deep nesting
         known = key in self._seen
         self._seen.add(key)
         return known

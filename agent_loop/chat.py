@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from agent_loop.chat_errors import translate
-from agent_loop.messages import CallIds, assistant_message, settle
+from agent_loop.messages import CallIds, assistant_message, sendable, settle
 from agent_loop.model import (
     Conversation,
     Message,
@@ -131,12 +131,13 @@ class ChatConversation:
             raise ModelRefused("the server answered without a choice")
         message = get(choices[0], "message")
         content = get(message, "content")
-        content = content if isinstance(content, str) else ""
+        content = sendable(content) if isinstance(content, str) else ""
+        reasoning = extract_reasoning(message)
         usage = get(response, "usage")
         turn = ModelTurn(
             content=content,
             calls=tuple(_call(item) for item in get(message, "tool_calls") or ()),
-            reasoning=extract_reasoning(message),
+            reasoning=sendable(reasoning) if reasoning else None,
             finish_reason=get(choices[0], "finish_reason") or "stop",
             raw_text=content,
             prompt_tokens=_count_of(usage, "prompt_tokens"),

@@ -20,7 +20,10 @@ def translate(error: Exception) -> ModelError:
     said = f"{type(error).__name__}: {error}"[:2000]
     status = status_of(error)
     if status is not None:
-        return _by_status(status, said)
+        translated = _by_status(status, said)
+        if isinstance(translated, ModelUnavailable):
+            translated.retry_after_s = _retry_after(error)
+        return translated
     if (last := getattr(error, "last_attempt", None)) is not None:
         return _after_retries(last.exception(), said)
     if isinstance(error, OSError) or _is_connection_fault(error):
@@ -41,6 +44,16 @@ def status_of(error: Exception) -> int | None:
         if isinstance(status, int) and 400 <= status < 600:
             return status
     return None
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Seconds of a Retry-After header (openai: error.response.headers, aiohttp: error.headers)."""
+    headers = getattr(getattr(error, "response", error), "headers", None)
+    try:
+        seconds = float(headers.get("Retry-After"))  # type: ignore[union-attr]
+    except (AttributeError, TypeError, ValueError):
+        return None  # absent, or a date
+    return seconds if 0 <= seconds < 86_400 else None
 
 
 def _by_status(status: int, said: str) -> ModelError:

@@ -86,7 +86,7 @@ class Dispatcher:
         allowed = self._limits.tool_timeout_s
         until = earliest(deadline, started + allowed if allowed is not None else None)
         if until is not None and until <= started:
-            return Executed(_timed_out(call, 0.0))
+            return Executed(not_run("the time of this turn was up"))
         task = asyncio.create_task(self._runtime.call(call.name, call.arguments, call_id=call.call_id))
         try:
             await _first(task, stop, None if until is None else until - clock())

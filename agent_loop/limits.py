@@ -21,7 +21,8 @@ After the model answered:
 
 While tools run:
 
-10. deadline of the call (`tool_timeout_s`), then of the turn: the call ends as `timeout` and the model is told
+10. deadline of the call (`tool_timeout_s`), then of the turn: the call ends as `timeout`, later ones are not run, and
+    the model is told
 11. rollout deadline         -> running calls are stopped, the rest is not run, `deadline`
 12. a lost sandbox           -> other calls are stopped, `sandbox_lost`
 

@@ -58,27 +58,30 @@ class HermesAgentLoop:
         context: ContextPolicy | None = None,
         context_strategies: Sequence[Strategy] = (),
     ) -> None:
-        """`sampling`, `limits` and `context`, when given, take the place of the single values before the star.
+        """`sampling`, `limits` and `context` say everything at once; naming a value both ways is an error.
 
         `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
         the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together.
         """
+        _said_once("limits", limits, max_turns=max_turns != 30)
+        _said_once("context", context, max_context_tokens=max_context_tokens is not None)
+        singles = {
+            "temperature": temperature != 1.0,
+            "max_tokens": max_tokens is not None,
+            "extra_body": bool(extra_body),
+        }
+        _said_once("sampling", sampling, **singles)
         self.task_id = task_id or str(uuid.uuid4())
         tools = list(tool_schemas if tool_schemas is not None else runtime.schemas() if runtime else ())
-        if tools and runtime is None and tool_handler is None:
-            raise ValueError("tools need a `runtime` or a `tool_handler` to run them")
-        if tool_handler is not None or runtime is None:
-            runtime = HandlerRuntime(tool_handler or _no_tools, tools, self.task_id, parallel_tools, base=runtime)
-        names = valid_tool_names if valid_tool_names is not None else map(_name, tools)
-        policy = context or ContextPolicy(max_tokens=max_context_tokens)
+        context = context or ContextPolicy(max_tokens=max_context_tokens)
         self._config = RolloutConfig(
             server=as_model_server(server, model, tool_parser),
             tools=tools,
-            valid_names=frozenset(names),
-            runtime=runtime,
+            valid_names=frozenset(map(_name, tools) if valid_tool_names is None else valid_tool_names),
+            runtime=_runtime(runtime, tool_handler, tools, self.task_id, parallel_tools),
             sampling=sampling or Sampling(temperature, max_tokens, extra_body=dict(extra_body or {})),
             limits=limits or Limits(max_turns=max_turns),
-            context=replace(policy, strategies=tuple(context_strategies)) if context_strategies else policy,
+            context=replace(context, strategies=tuple(context_strategies)) if context_strategies else context,
             budget=budget_config or ResultBudget(),
             retry=retry or RetryPolicy(),
         )
@@ -89,6 +92,7 @@ class HermesAgentLoop:
         """Run one rollout. `messages` grows in place into the full trajectory, which the result holds.
 
         Cancelling the task that awaits this stops the running command and raises; `cancel()` stops it and returns.
+        Messages that the server cannot even open a conversation with raise: that is a mistake, not an outcome.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -109,7 +113,8 @@ class HermesAgentLoop:
         self._running.add(task)
         try:
             outcome = await rollout.drive()
-            return outcome, rollout.tools.lost
+            late = "the deadline of the turn or of the rollout passed" if outcome is Outcome.DEADLINE else None
+            return outcome, rollout.tools.lost or late
         except (ContextOverflow, ContextTooLong) as error:
             return Outcome.CONTEXT_OVERFLOW, str(error)
         except ModelError as error:
@@ -154,6 +159,30 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
         truncations=rollout.truncations,
         timing={"model_s": metrics["model_s"], "tools_s": metrics["tools_s"], "total_s": total_s},
     )
+
+
+def _said_once(name: str, whole: object | None, **given: bool) -> None:
+    """Refuse a value that the object given beside it would silently override."""
+    if whole is not None and any(given.values()):
+        single = next(single for single, is_given in given.items() if is_given)
+        raise ValueError(f"{single} was given beside {name}: put it into {name}")
+
+
+def _runtime(
+    runtime: ToolRuntime | None,
+    handler: ToolHandler | None,
+    tools: Sequence[ToolSchema],
+    task_id: str,
+    parallel_tools: Collection[str],
+) -> ToolRuntime:
+    """The runtime that runs calls: the handler when there is one, in front of the runtime if that is given too."""
+    if handler is not None:
+        return HandlerRuntime(handler, tools, task_id, parallel_tools, base=runtime)
+    if runtime is not None:
+        return runtime
+    if tools:
+        raise ValueError("tools need a `runtime` or a `tool_handler` to run them")
+    return HandlerRuntime(_no_tools, (), task_id)
 
 
 def _name(tool: ToolSchema) -> str:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,9 @@ from agent_loop.model import Message, ModelCall, ModelTurn
 
 MALFORMED_NAME = "malformed_tool_call"
 """Name under which unreadable markup stands in the history, so that its error result has a call to answer."""
+
+MAX_DEPTH = 100
+"""Levels of nesting that are stored."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -71,8 +76,35 @@ def arguments_text(raw: Any) -> str:
     try:
         text = json.dumps(raw, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError):
-        return json.dumps({"unparsed_arguments": repr(raw)[:10_000]}, ensure_ascii=False)
+        return json.dumps({"unparsed_arguments": shown(raw)[:10_000]}, ensure_ascii=False)
     return text if isinstance(raw, dict) else json.dumps({"unparsed_arguments": raw}, ensure_ascii=False)
+
+
+def storable(value: Any, depth: int = 0) -> Any:
+    """A value as every JSON writer takes it: what a model wrote must never keep a rollout from being stored."""
+    if depth > MAX_DEPTH:
+        return "(nested deeper)"
+    if isinstance(value, str):
+        return sendable(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {sendable(str(key)): storable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [storable(item, depth + 1) for item in value]
+    return sendable(shown(value))
+
+
+def shown(value: Any) -> str:
+    """`repr` that bottomless values cannot break."""
+    try:
+        return repr(value)
+    except RecursionError:
+        return f"({type(value).__name__}, nested too deeply)"
 
 
 def sendable(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_loop.messages import storable
 from agent_loop.model import Message, Segment
 from agent_loop.outcome import Outcome
 from agent_loop.records import SampledCall
@@ -125,7 +126,7 @@ class AgentResult:
             "segments": self.segments,
             "sampled_calls": self.sampled_calls,
             "turns": [dict(vars(turn)) for turn in self.turns],
-            "tool_calls": [dict(vars(call)) for call in self.tool_calls],
+            "tool_calls": [storable(vars(call)) for call in self.tool_calls],
             "metrics": self.metrics,
             "truncations": self.truncations,
             "timing": self.timing,

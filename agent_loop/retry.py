@@ -1,4 +1,4 @@
-"""Another try for transport faults, and only for those: exponential backoff with full jitter.
+"""Another try for transport faults, and only for those: exponential backoff with full jitter, or what the server asks.
 
 A refusal (4xx), a nonsense answer and a prompt that is too long would end the same way again and are raised at once.
 """
@@ -29,10 +29,10 @@ class RetryPolicy:
         if self.attempts < 1:
             raise ValueError("attempts must be at least 1")
 
-    def pause_s(self, failed: int, jitter: float) -> float:
-        """Pause after the n-th failure, for a jitter drawn from [0, 1)."""
+    def pause_s(self, failed: int, jitter: float, asked_s: float | None = None) -> float:
+        """Pause after the n-th failure, for a jitter in [0, 1); at least what the server asked for, up to the cap."""
         ceiling = min(self.cap_s, self.base_s * 2.0 ** min(failed - 1, 30))
-        return ceiling * jitter
+        return max(ceiling * jitter, min(asked_s or 0.0, self.cap_s))
 
 
 async def with_retries(
@@ -46,9 +46,9 @@ async def with_retries(
     while True:
         try:
             return await ask()
-        except ModelUnavailable:
+        except ModelUnavailable as error:
             failed += 1
             if failed >= policy.attempts:
                 raise
             on_failure()
-            await asyncio.sleep(policy.pause_s(failed, jitter()))
+            await asyncio.sleep(policy.pause_s(failed, jitter(), error.retry_after_s))

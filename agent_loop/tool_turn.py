@@ -8,7 +8,7 @@ from typing import Any
 from agent_loop.calls import CallPlanner, PlannedCall
 from agent_loop.dispatch import Dispatcher, Executed, not_run
 from agent_loop.limits import Limits
-from agent_loop.messages import sendable, tool_message
+from agent_loop.messages import sendable, shown, tool_message
 from agent_loop.model import Message, ModelTurn
 from agent_loop.outcome import Outcome
 from agent_loop.result import ToolCallRecord, ToolError, TurnRecord
@@ -147,5 +147,5 @@ def _nested(parent: ToolCallRecord, index: int, call: NestedCall) -> ToolCallRec
 
 def _tool_error(record: ToolCallRecord, told: str) -> ToolError:
     raw: Any = record.raw_arguments
-    arguments = raw if isinstance(raw, str) else repr(raw)
+    arguments = raw if isinstance(raw, str) else shown(raw)
     return ToolError(record.turn, record.name, arguments[:200], record.error or "", told[:500])

@@ -7,6 +7,7 @@ inside the slot. When the call returns, whether done, failed, timed out or cance
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import shlex
 import signal
@@ -18,6 +19,7 @@ from agent_loop.tools.json_text import dump
 from agent_loop.tools.script_bridge import ScriptBridge
 from agent_loop.tools.script_stub import describe, script_source, stub_module
 from agent_loop.tools.tool import Tool, ToolContext, ToolReturn, load_schema
+from sandbox_pool.errors import SandboxError
 from sandbox_pool.results import ExecResult
 
 _NO_PYTHON = 127
@@ -44,15 +46,17 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
         "folder": folder,
         "files": {"hermes_tools.py": stub_module(ctx.script_tools, socket_path, bridge.token), "script.py": code},
     }
+    result: ExecResult | None = None
     try:
         async with ctx.sandbox.serve(socket_path, bridge.handle):
             result = await _execute(ctx, bridge, dump(job).encode())
     finally:
         await bridge.close()
+        if result is None or result.timed_out or result.exit_code in _INTERRUPTS:
+            # Killed, it could not tidy up after itself. In a sandbox that is gone there is nothing to tidy up.
+            with contextlib.suppress(SandboxError):
+                await ctx.sandbox.remove(folder, recursive=True)
     _check_python(bridge, result)
-    if result.timed_out or result.exit_code in _INTERRUPTS:
-        # Killed, it could not tidy up after itself.
-        await ctx.workspace.remove(folder, recursive=True)
     return ToolReturn(
         _report(ctx, bridge, result),
         timed_out=result.timed_out,
@@ -69,13 +73,15 @@ async def _execute(ctx: ToolContext, bridge: ScriptBridge, job: bytes) -> ExecRe
         ctx.sandbox.exec(
             f'( python={python} && exec "$python" -c {boot} || exit {_NO_PYTHON} )',
             timeout_s=limits.timeout_s,
+            cwd=ctx.workspace.way_back(),
             stdin=job,
             merge_stderr=False,
             max_output_chars=max(limits.stdout_bytes, limits.stderr_bytes),
         )
     )
     try:
-        await asyncio.wait({running, bridge.fault}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {running, bridge.fault}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if bridge.fault.done():
             bridge.fault.result()
         return await running

@@ -11,6 +11,7 @@ from agent_loop.tools.hygiene import strip_ansi
 from agent_loop.tools.process_table import Background
 from agent_loop.tools.text_file import split_lines
 from agent_loop.tools.tool import Tool, ToolContext, load_schema
+from sandbox_pool.errors import SandboxError
 from sandbox_pool.results import LogChunk
 
 _POLL_CHARS = 1_000
@@ -121,27 +122,35 @@ async def _kill(_ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict
 
 
 async def _write(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
-    return await _send(entry, arguments.get("data") or "")
+    return await _send(ctx, entry, arguments.get("data") or "")
 
 
 async def _submit(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
     # A terminal's Enter key sends CR; the line discipline turns it into LF.
-    return await _send(entry, (arguments.get("data") or "") + ("\r" if entry.pty else "\n"))
+    return await _send(ctx, entry, (arguments.get("data") or "") + ("\r" if entry.pty else "\n"))
 
 
-async def _send(entry: Background, text: str) -> dict[str, Any]:
-    if not entry.running:
-        raise ToolFailure("The process has already ended.", status="already_exited", exit_code=entry.exit_code)
+async def _send(ctx: ToolContext, entry: Background, text: str) -> dict[str, Any]:
     data = text.encode("utf-8", "replace")
-    await entry.process.write(data)
+    await _input(ctx, entry, lambda: entry.process.write(data))
     return {"status": "ok", "session_id": entry.session_id, "bytes_written": len(data)}
 
 
-async def _close(_ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
-    if not entry.running:
-        raise ToolFailure("The process has already ended.", status="already_exited", exit_code=entry.exit_code)
-    await entry.process.close_stdin()
+async def _close(ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
+    await _input(ctx, entry, entry.process.close_stdin)
     return {"status": "ok", "session_id": entry.session_id, "message": "stdin closed"}
+
+
+async def _input(ctx: ToolContext, entry: Background, give: Callable[[], Awaitable[None]]) -> None:
+    """Give input to a process that may end at any moment; that it has ended is an answer, not a fault."""
+    if entry.running:
+        try:
+            return await give()
+        except SandboxError:
+            await ctx.processes.refresh(entry)
+            if entry.running:
+                raise
+    raise ToolFailure("The process has already ended.", status="already_exited", exit_code=entry.exit_code)
 
 
 _ACTIONS: dict[str, Callable[[ToolContext, Background, dict[str, Any]], Awaitable[dict[str, Any]]]] = {

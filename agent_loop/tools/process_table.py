@@ -7,7 +7,6 @@ waited for, never polled; its exit code is the one the slot server saw.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -20,7 +19,8 @@ from agent_loop.tools.errors import ToolFailure
 from sandbox_pool.errors import SandboxError
 
 if TYPE_CHECKING:
-    from sandbox_pool.sandbox import Process, Sandbox
+    from sandbox_pool.process import Process
+    from sandbox_pool.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +107,8 @@ class ProcessTable:
 
     async def _watch(self, entry: Background, describe: Callable[[Background, str], str]) -> None:
         try:
-            while (exit_code := await entry.process.wait(timeout_s=3600)) is None:
-                pass
-            entry.set_exit(exit_code)
+            if (exit_code := await entry.process.wait()) is not None:
+                entry.set_exit(exit_code)
             chunk = await entry.process.log(offset=0)
             self._notices.append(describe(entry, chunk.data))
         except SandboxError as error:
@@ -123,11 +122,10 @@ class ProcessTable:
 
     async def close(self) -> None:
         """End the watchers. The processes end with the lease."""
-        for task in self._watchers:
+        watchers = list(self._watchers)
+        for task in watchers:
             task.cancel()
-        for task in list(self._watchers):
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*watchers, return_exceptions=True)
 
     def _forget_old(self) -> None:
         finished = [session_id for session_id, entry in self._entries.items() if not entry.running]

@@ -34,7 +34,8 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
         return await _huge(ctx, path, offset, limit)
     text, bad_bytes = decode_for_reading(data)
     lines = split_lines(text)
-    result = page(lines[offset - 1 : offset - 1 + limit], offset, len(lines), ctx)
+    shown = [cut_line(line, ctx.config.max_line_chars) for line in lines[offset - 1 : offset - 1 + limit]]
+    result = page(shown, offset, len(lines), ctx)
     result["file_size"] = len(data)
     if bad_bytes:
         result["encoding_note"] = f"{bad_bytes:,} bytes are not UTF-8; each is shown as \ufffd."
@@ -47,7 +48,7 @@ def page(lines: list[str], offset: int, total_lines: int, ctx: ToolContext) -> d
     shown: list[str] = []
     left = ctx.config.max_read_chars
     for number, line in enumerate(lines, start=offset):
-        row = f"{number}|{cut_line(line, ctx.config.max_line_chars)}"
+        row = f"{number}|{line}"
         if shown and len(row) >= left:
             break
         shown.append(row)

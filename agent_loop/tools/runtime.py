@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -127,15 +128,7 @@ class ToolRuntime:
         metadata = {"policy": decision.as_metadata()} if decision else {}
         if decision and not decision.allowed:
             return _blocked(decision, metadata)
-        outcome = await self._run(tool, normalized.arguments)
-        return ToolOutcome(
-            outcome.text,
-            outcome.status,
-            outcome.exit_code,
-            outcome.error,
-            {**outcome.metadata, **metadata},
-            outcome.nested,
-        )
+        return replace(await self._run(tool, normalized.arguments), metadata=metadata)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
         try:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import secrets
 from typing import Any
 
 from agent_loop.runtime import NestedCall
 from agent_loop.tools.json_text import dump
 from agent_loop.tools.tool import ToolContext
 from sandbox_pool.errors import SandboxError
+
+MAX_FRAME_BYTES = 200_000
+PIECE_CHARS = 25_000
+"""Escaped once more as JSON, no piece of this length is longer than a frame may be."""
 
 
 class ScriptBridge:
@@ -24,7 +29,9 @@ class ScriptBridge:
         self._ctx = ctx
         self.token = token
         self._names = frozenset(tool.name for tool in ctx.script_tools)
-        self._calls: set[asyncio.Task[bytes]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+        """Tasks that run `handle`, one for each frame."""
+        self._pieces: dict[str, list[str]] = {}
         self._closed = False
         self._made = 0
         self.nested: list[NestedCall] = []
@@ -49,6 +56,8 @@ class ScriptBridge:
         if "hello" in request:
             self.started = True
             return b'{"ok": true}'
+        if "more" in request:
+            return self._piece(request["more"])
         return await self._call(request.get("tool"), request.get("args"))
 
     async def _call(self, name: Any, arguments: Any) -> bytes:
@@ -61,14 +70,10 @@ class ScriptBridge:
         if self._made >= limit:
             return _refused(f"The limit of {limit} tool calls for one script is reached.")
         self._made += 1
-        # A task of its own: closing the bridge stops the tool, not whoever reads the socket.
-        task = asyncio.create_task(self._run(name, arguments))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        await asyncio.wait({task})
-        return _refused("The script has ended.") if task.cancelled() else task.result()
-
-    async def _run(self, name: str, arguments: Any) -> bytes:
+        task = asyncio.current_task()
+        if task is not None:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
         try:
             outcome, record = await self._ctx.call_nested(name, arguments)
         except SandboxError as error:
@@ -76,7 +81,25 @@ class ScriptBridge:
                 self.fault.set_exception(error)
             return _refused("The sandbox was lost.")
         self.nested.append(record)
-        return outcome.text.encode("utf-8", "replace")
+        return self._reply(outcome.text)
+
+    def _reply(self, text: str) -> bytes:
+        """A result as one frame, or the first piece of one that is too long for a frame."""
+        data = text.encode("utf-8", "replace")
+        if len(data) <= MAX_FRAME_BYTES:
+            return data
+        key = secrets.token_hex(8)
+        self._pieces[key] = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
+        return self._piece(key)
+
+    def _piece(self, key: Any) -> bytes:
+        pieces = self._pieces.get(key) if isinstance(key, str) else None
+        if not pieces:
+            return _refused("There is no more of that result.")
+        piece = pieces.pop(0)
+        if not pieces:
+            del self._pieces[key]
+        return dump({"piece": piece, "more": key if pieces else None}).encode("utf-8", "replace")
 
     async def close(self) -> None:
         """Stop the calls that still run: nothing of a script outlives it."""

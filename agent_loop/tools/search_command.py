@@ -45,7 +45,9 @@ def content_command(search: Search) -> str:
     """
     return (
         f"( {_enter(search.path)}; if command -v rg >/dev/null 2>&1; then {_ripgrep(search)}; "
-        f"elif printf x | grep -qP x 2>/dev/null; then {_grep(search, '-P')}; else {_grep(search, '-E')}; fi )"
+        f"elif printf x | grep -qP x 2>/dev/null; then {_grep(search, '-P')}; "
+        f"elif grep -Z --exclude-dir=x -e x /dev/null 2>/dev/null; [ $? -le 1 ]; then {_grep(search, '-E')}; "
+        f"else {_grep_each(search)}; fi )"
     )
 
 
@@ -72,13 +74,39 @@ def _grep(search: Search, dialect: str) -> str:
     return f'{shlex.join([*words, "-e", search.pattern])} -- "$t"'
 
 
-def files_command(pattern: str, path: str) -> str:
-    """Search for file names. Records: MTIME space PATH NUL; without GNU find the time is 0."""
+_EACH = r"""
+for f; do
+  [ "$(head -c 8192 "$f" | tr -d '\000' | wc -c)" = "$(head -c 8192 "$f" | wc -c)" ] || continue
+  case $mode in
+    files_only) grep -qE -e "$pattern" "$f" && printf '%s\0' "$f" ;;
+    count) printf '%s\0%s\n' "$f" "$(grep -cE -e "$pattern" "$f")" ;;
+    *) grep -nE -C "$context" -e "$pattern" "$f" | while IFS= read -r line; do printf '%s\0%s\n' "$f" "$line"; done ;;
+  esac
+done
+"""
+
+
+def _grep_each(search: Search) -> str:
+    """File by file, for a grep (BusyBox's) that can neither skip directories nor end names with NUL."""
+    settings = f"mode={search.output_mode} context={search.context} pattern={shlex.quote(search.pattern)}"
+    name = f" -name {shlex.quote(search.file_glob)}" if search.file_glob else ""
+    check = f"printf x | grep -E -e {shlex.quote(search.pattern)} >/dev/null; [ $? -le 1 ] || exit 2"
+    return f"{check}; {settings} {_find(name)} -exec sh -c {shlex.quote(_EACH)} sh {{}} +"
+
+
+def _find(test: str) -> str:
     pruned = " -o ".join(f"-name {shlex.quote(name)}" for name in SKIPPED_DIRECTORIES)
-    test = _name_test(pattern)
-    find = f'find "$t" -type d \\( {pruned} \\) -prune -o -type f {test}'
+    return f'find "$t" -type d \\( {pruned} \\) -prune -o -type f{test}'
+
+
+_STAMP_EACH = r"""for f; do printf '%s %s\0' "$(stat -c %Y "$f" 2>/dev/null || echo 0)" "$f"; done"""
+
+
+def files_command(pattern: str, path: str) -> str:
+    """Search for file names. Records: MTIME space PATH NUL."""
+    find = _find(f" {_name_test(pattern)}")
     gnu = f"{find} -printf '%T@ %p\\0' 2>/dev/null"
-    plain = f"{find} -exec printf '0 %s\\0' {{}} \\;"
+    plain = f"{find} -exec sh -c {shlex.quote(_STAMP_EACH)} sh {{}} +"
     return f"( {_enter(path)}; if find /dev/null -printf '' 2>/dev/null; then {gnu}; else {plain}; fi )"
 
 

@@ -55,10 +55,12 @@ def _clamped(asked: int | None, ctx: ToolContext) -> tuple[int, str | None]:
 
 async def _foreground(ctx: ToolContext, command: str, workdir: str | None, timeout_s: int) -> ToolReturn:
     result = await ctx.sandbox.exec(
-        command, timeout_s=timeout_s, cwd=workdir, max_output_chars=ctx.config.max_output_chars
+        command,
+        timeout_s=timeout_s,
+        cwd=workdir or ctx.workspace.way_back(),
+        max_output_chars=ctx.config.max_output_chars,
     )
-    if result.cwd and not workdir:
-        ctx.workspace.cwd = result.cwd
+    ctx.workspace.after_command(result.cwd, workdir)
     data = _result(ctx, command, result.output, result.exit_code)
     if result.timed_out:
         data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."

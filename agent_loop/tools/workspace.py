@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sandbox_pool.sandbox import Sandbox
 
 MAX_PATH_BYTES = 4096
+MAX_SCRATCH_BYTES = 70
+"""A socket below it must fit into the 107 bytes that Linux allows."""
 SIMILAR_NAMES = 5
 
 
@@ -29,6 +31,7 @@ class Workspace:
         self._places: tuple[str, str] | None = None
         self.cwd = sandbox.workdir
         """Working directory of the shell after its last command."""
+        self._elsewhere = False
         self._last_read: Hashable = None
         self._same_reads = 0
 
@@ -37,6 +40,17 @@ class Workspace:
         self._same_reads = self._same_reads + 1 if what == self._last_read else 1
         self._last_read = what
         return self._same_reads
+
+    def after_command(self, cwd: str, workdir: str | None) -> None:
+        """Note where a command left the shell. One that ran in a directory of its own does not move the session."""
+        self._elsewhere = workdir is not None
+        if workdir is None and cwd:
+            self.cwd = cwd
+
+    def way_back(self) -> str | None:
+        """Directory to give to the next command, when the last one ran in a directory of its own."""
+        elsewhere, self._elsewhere = self._elsewhere, False
+        return self.cwd if elsewhere else None
 
     async def resolve(self, path: str) -> str:
         """The path to use with the sandbox. Raises InvalidArguments for what no file system takes."""
@@ -63,7 +77,8 @@ class Workspace:
         if self._places is None:
             result = await self._sandbox.exec(r'printf "%s\0%s" "$HOME" "${TMPDIR:-/tmp}"', timeout_s=10)
             home, _, scratch = result.output.partition("\0")
-            self._places = home or "/", scratch or "/tmp"
+            usable = scratch.startswith("/") and len(scratch.encode("utf-8", "replace")) <= MAX_SCRATCH_BYTES
+            self._places = home or "/", scratch if usable else "/tmp"
         return self._places
 
     @asynccontextmanager
@@ -94,10 +109,10 @@ class Workspace:
         except SandboxFileError as error:
             raise file_failure(path, error) from error
 
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file, or a tree; one that is gone already is fine."""
+    async def remove(self, path: str) -> None:
+        """Delete a file; one that is gone already is fine."""
         try:
-            await self._sandbox.remove(path, recursive=recursive)
+            await self._sandbox.remove(path)
         except SandboxFileError as error:
             if error.errno != errno.ENOENT:
                 raise file_failure(path, error) from error

@@ -12,8 +12,9 @@ from support.loop_chat_server import chat_server, message, tool_call
 from support.loop_servers import ScriptedServer, assert_paired, echo, says, tool, user
 
 from agent_loop.chat import ChatServer, as_model_server
+from agent_loop.chat_errors import translate
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import ModelError, ModelRefused, Sampling
+from agent_loop.model import ModelError, ModelRefused, ModelUnavailable, Sampling
 from agent_loop.outcome import Outcome
 from agent_loop.result import AgentResult
 from agent_loop.retry import RetryPolicy
@@ -61,6 +62,17 @@ async def test_overload_and_server_errors_are_tried_again_each_once_per_attempt(
     assert result.outcome is Outcome.API_ERROR
     assert len(requests) == 3
     assert "broken" in (result.error or "")
+
+
+async def test_a_server_that_asks_for_a_pause_is_left_alone_that_long():
+    response = SimpleNamespace(headers={"Retry-After": "7"})
+    error = translate(type("RateLimitError", (Exception,), {"status_code": 429, "response": response})("slow down"))
+    assert isinstance(error, ModelUnavailable)
+    assert error.retry_after_s == 7.0
+    dated = SimpleNamespace(headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})
+    error = translate(type("RateLimitError", (Exception,), {"status_code": 429, "response": dated})("slow down"))
+    assert isinstance(error, ModelUnavailable)
+    assert error.retry_after_s is None
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
+import agent_loop
+from agent_loop.context import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import Message, ModelRefused, ToolSchema
+from agent_loop.model import Message, ModelRefused, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.records import RolloutRecord
 from agent_loop.result import AgentResult
@@ -126,6 +130,26 @@ async def test_tools_without_anything_to_run_them_are_refused_at_once():
         HermesAgentLoop(ScriptedServer(), [tool()])
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"limits": Limits(), "max_turns": 5}, "max_turns"),
+        ({"sampling": Sampling(), "temperature": 0.2}, "temperature"),
+        ({"context": ContextPolicy(), "max_context_tokens": 100}, "max_context_tokens"),
+    ],
+)
+def test_a_value_that_would_be_overridden_silently_is_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        HermesAgentLoop(ScriptedServer(), **options)
+
+
+def test_the_names_users_need_are_at_the_top():
+    assert agent_loop.HermesAgentLoop is HermesAgentLoop
+    assert agent_loop.AgentResult is AgentResult
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = agent_loop.Nonsense
+
+
 async def test_a_runtime_brings_its_own_schemas():
     runtime = Runtime(lambda name, arguments: ToolOutcome('{"ok": true}', exit_code=0))
     result = await HermesAgentLoop(ScriptedServer(calls(call()), says("done")), runtime=runtime).run(user())
@@ -236,6 +260,40 @@ async def test_record_fields_fill_a_rollout_record_that_reads_back():
     assert again.trainable
     assert [item["status"] for item in again.tool_calls] == ["ok", "unknown", "ok"]
     assert again.metrics == result.metrics
+
+
+WRITTEN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(raw=WRITTEN, name=st.text(st.characters(), max_size=8))
+async def test_nothing_a_model_writes_keeps_a_rollout_from_being_stored(raw, name):
+    server = ScriptedServer(calls(call("terminal", raw), call(name, raw), call("any", {"x": raw})), says("done"))
+    tools = [tool(), tool("any", required=(), y={"type": "string"})]
+    result = await HermesAgentLoop(server, tools, tool_handler=echo).run(user())
+    record = RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields())
+    assert RolloutRecord.from_json(record.to_json()).tool_calls[0]["name"] == "terminal"
+
+
+@pytest.mark.parametrize("levels", [300, 900, 5000])
+async def test_bottomless_arguments_break_nothing(levels):
+    deep: Any = {}
+    for _ in range(levels):
+        deep = {"x": deep}
+    server = ScriptedServer(calls(call("any", deep), call("nope", deep)), says("done"))
+
+    async def quiet(name: str, arguments: dict[str, Any], task_id: str) -> str:
+        return "ok"
+
+    result = await HermesAgentLoop(server, [tool("any", required=(), y={})], tool_handler=quiet).run(user())
+    assert result.outcome is Outcome.FINISHED
+    assert_paired(result.messages)
+    RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields()).to_json()
 
 
 async def test_an_api_error_later_keeps_what_was_done():

@@ -109,7 +109,9 @@ async def test_a_truncated_prompt_fits_by_the_tokenizers_own_count():
 
 async def test_a_server_with_a_smaller_context_than_thought_is_met_by_shortening():
     async with recorder(named_policy("looping"), context_tokens=900) as (server, _):
-        loop = HermesAgentLoop(server, [tool()], tool_handler=handler, max_context_tokens=5000, max_turns=12, retry=FAST)
+        loop = HermesAgentLoop(
+            server, [tool()], tool_handler=handler, max_context_tokens=5000, max_turns=12, retry=FAST
+        )
         result = await loop.run(user())
     assert result.outcome in (Outcome.MAX_TURNS, Outcome.LENGTH)
     assert result.truncations

@@ -63,6 +63,8 @@ def test_pauses_grow_to_the_cap_and_are_spread_by_jitter():
     policy = RetryPolicy(base_s=1, cap_s=5)
     assert [policy.pause_s(n, 1.0) for n in (1, 2, 3, 4, 100)] == [1, 2, 4, 5, 5]
     assert policy.pause_s(3, 0.25) == 1.0
+    assert policy.pause_s(1, 0.0, asked_s=3.0) == 3.0
+    assert policy.pause_s(1, 0.0, asked_s=600.0) == 5.0
     with pytest.raises(ValueError, match="attempts"):
         RetryPolicy(attempts=0)
 

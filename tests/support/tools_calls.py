@@ -1,6 +1,8 @@
 """Calls tools the way the loop does and reads their JSON."""
 
+import asyncio
 import json
+import shlex
 
 
 class Tools:
@@ -22,6 +24,15 @@ class Tools:
         result = await self.sandbox.exec(command, timeout_s=30)
         assert result.exit_code == 0, result.output
         return result.output
+
+    async def gone(self, pattern):
+        """Whether no command line of the sandbox matches any more; a kill may take a moment."""
+        for _ in range(100):
+            found = await self.sh(f"ps -eo args= 2>/dev/null | grep -E {shlex.quote(pattern)} | grep -v grep || true")
+            if not found:
+                return True
+            await asyncio.sleep(0.05)
+        raise AssertionError(found)
 
     async def script(self, code):
         """Run a script that must succeed; its output."""

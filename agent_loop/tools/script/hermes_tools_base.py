@@ -40,7 +40,7 @@ def retry(fn: Callable[[], _T], max_attempts: int = 3, delay: float = 2) -> _T:
     return fn()
 
 
-def _exchange(request: dict[str, Any]) -> dict[str, Any]:
+def _send(request: dict[str, Any]) -> dict[str, Any]:
     if getattr(_local, "pid", None) != os.getpid():
         # First call of this thread, or of a forked child, which must not share its parent's connection.
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,6 +53,19 @@ def _exchange(request: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("the agent has closed the connection")
     reply = json.loads(line.decode("utf-8"))
     return reply if isinstance(reply, dict) else {"result": reply}
+
+
+def _exchange(request: dict[str, Any]) -> dict[str, Any]:
+    reply = _send(request)
+    if "piece" not in reply:
+        return reply
+    # A result that is too long for one frame comes in pieces.
+    pieces = [reply["piece"]]
+    while reply.get("more"):
+        reply = _send({"more": reply["more"]})
+        pieces.append(reply["piece"])
+    whole = json.loads("".join(pieces))
+    return whole if isinstance(whole, dict) else {"result": whole}
 
 
 def _hello() -> None:

@@ -5,11 +5,12 @@ import json
 
 import pytest
 import pytest_asyncio
+from support.tools_calls import Tools
+from support.tools_pythons import find_python
+
 from agent_loop.runtime import ToolStatus
 from agent_loop.tools import ScriptLimits, ToolConfig, ToolRuntime
 from sandbox_pool.errors import SandboxLost
-from support.tools_calls import Tools
-from support.tools_pythons import find_python
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def leftovers(tools):
     """Processes, files and sockets of scripts that are still there."""
     scratch = await tools.runtime._ctx.workspace.scratch()
-    return await tools.sh(f"ls -A {scratch} | grep '^hermes_[cr]' || true; ps -eo args= 2>/dev/null | grep '[h]ermes_tools' || true")
+    await tools.gone("hermes_tools")
+    return await tools.sh(f"ls -A {scratch} | grep '^hermes_[cr]' || true")
 
 
 async def test_a_script_prints_and_succeeds(tools):
@@ -38,9 +40,7 @@ print(patch(mode="patch", patch="*** Update File: a.txt\\n-one\\n+ONE")["success
 print(search_files("T.O", path="a.txt")["matches"][0]["line"])
 print(terminal("cat a.txt; exit 3"))
 """)
-    assert output == (
-        "8\n1|one\n2|two\nTrue\nTrue\n2\n{'output': 'ONE\\nTWO\\n', 'exit_code': 3, 'error': None}\n"
-    )
+    assert output == ("8\n1|one\n2|two\nTrue\nTrue\n2\n{'output': 'ONE\\nTWO\\n', 'exit_code': 3, 'error': None}\n")
 
 
 async def test_nested_calls_are_recorded_in_order_with_status_and_arguments(tools):
@@ -50,7 +50,12 @@ terminal("exit 4")
 read_file("missing")
 """)
     first, second = tools.outcome.nested
-    assert (first.name, first.arguments, first.status, first.exit_code) == ("terminal", {"command": "exit 4"}, ToolStatus.OK, 4)
+    assert (first.name, first.arguments, first.status, first.exit_code) == (
+        "terminal",
+        {"command": "exit 4"},
+        ToolStatus.OK,
+        4,
+    )
     assert (second.name, second.status) == ("read_file", ToolStatus.ERROR)
     assert "not found" in second.error
     assert second.result_chars > 0
@@ -96,7 +101,10 @@ async def test_a_script_that_is_killed_is_interrupted(tools):
 
 async def test_it_runs_where_the_shell_stands_with_its_environment(tools):
     await tools("terminal", command="mkdir -p work && cd work && export COLOR=blue && echo 'x = 5' > mine.py")
-    assert await tools.script("import os, mine; print(os.path.basename(os.getcwd()), os.environ['COLOR'], mine.x)") == "work blue 5\n"
+    assert (
+        await tools.script("import os, mine; print(os.path.basename(os.getcwd()), os.environ['COLOR'], mine.x)")
+        == "work blue 5\n"
+    )
     await tools.script("import os; os.chdir('/'); os.environ['COLOR'] = 'red'")
     assert (await tools("terminal", command='basename "$PWD"; echo "$COLOR"'))["output"] == "work\nblue\n"
 
@@ -112,7 +120,13 @@ async def test_stdin_is_empty(tools):
 
 
 async def test_main_is_main(tools):
-    code = "import pickle\nclass A: pass\nif __name__ == '__main__':\n    pickle.dumps(A()); print(__file__.endswith('script.py'))"
+    code = """
+import pickle
+class A: pass
+if __name__ == "__main__":
+    pickle.dumps(A())
+    print(__file__.endswith("script.py"))
+"""
     assert await tools.script(code) == "True\n"
 
 
@@ -154,10 +168,27 @@ print(len(terminal("head -c 40000 big")["output"]))
     assert output == "1000002\n40000\n"
 
 
+async def test_results_longer_than_a_frame_come_whole(tools):
+    await tools.sandbox.write_file("wide", b"\x01\x02\x03\x04" * 400 + b"\n" + ("é漢" * 900 + "\n").encode() * 60)
+    output = await tools.script("""
+from concurrent.futures import ThreadPoolExecutor
+from hermes_tools import read_file, search_files
+whole = read_file("wide")
+with ThreadPoolExecutor(4) as pool:
+    again = list(pool.map(lambda _: read_file("wide"), range(8)))
+print(len(whole["content"]), all(r["content"] == whole["content"] for r in again))
+print(len(search_files("é", limit=60)["matches"]))
+""")
+    size, same, found = output.split()
+    assert (int(size) > 90_000, same, found) == (True, "True", "60")
+
+
 async def test_background_parameters_do_not_exist_in_scripts(tools):
     result = await tools("execute_code", code="from hermes_tools import terminal\nterminal('sleep 9', background=True)")
     assert "unexpected keyword argument 'background'" in result["error"]
-    output = await tools.script("import hermes_tools as h; print(h._call('terminal', command='echo hi', background=True))")
+    output = await tools.script(
+        "import hermes_tools as h; print(h._call('terminal', command='echo hi', background=True))"
+    )
     assert "'output': 'hi\\n'" in output
 
 
@@ -165,7 +196,7 @@ async def test_tools_that_scripts_must_not_have_are_refused(tools):
     output = await tools.script("""
 import hermes_tools as h
 for name in ("execute_code", "process", "todo", "web_search", "nope", None, 5):
-    print("not available" in h._call(name)["error"] if isinstance(name, str) else "not available" in h._exchange({"tool": name})["error"])
+    print("not available" in h._exchange({"tool": name, "args": {}})["error"])
 """)
     assert output.split() == ["True"] * 7
     assert tools.outcome.nested == ()
@@ -188,7 +219,10 @@ async def test_stderr_is_capped(tools):
 
 
 async def test_escapes_and_secrets_are_cleaned(tools):
-    assert await tools.script(r"import os; print('\033[31mred\033[0m', os.environ['API_TOKEN'])") == "red [REDACTED:API_TOKEN]\n"
+    assert (
+        await tools.script(r"import os; print('\033[31mred\033[0m', os.environ['API_TOKEN'])")
+        == "red [REDACTED:API_TOKEN]\n"
+    )
 
 
 @pytest.mark.parametrize("code", ["", "  \n", "print('\ud800')"])
@@ -204,7 +238,7 @@ async def test_cancelling_leaves_nothing_running(tools):
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await tools.sh("ps -eo args= 2>/dev/null | grep '[s]leep 64' || true") == ""
+    assert await tools.gone("sleep 64")
 
 
 async def test_the_description_lists_what_is_enabled_and_the_limits(tools):
@@ -269,19 +303,24 @@ class TestLimits:
     async def test_at_the_time_limit_everything_of_the_script_is_killed(self, tools):
         result = await tools(
             "execute_code",
-            code="import subprocess\nprint('up', flush=True)\nsubprocess.Popen(['setsid', 'sleep', '65'])\nsubprocess.run(['sleep', '66'])",
+            code="""
+import subprocess
+print("up", flush=True)
+subprocess.Popen(["setsid", "sleep", "65"])
+subprocess.run(["sleep", "66"])
+""",
         )
         assert result["status"] == "timeout"
         assert "1.5 s" in result["error"]
         assert result["output"].startswith("up\n")
         assert tools.outcome.status is ToolStatus.TIMEOUT
-        assert await tools.sh("ps -eo args= 2>/dev/null | grep '[s]leep 6[56]' || true") == ""
+        assert await tools.gone("sleep 6[56]")
         assert await leftovers(tools) == ""
 
     async def test_a_nested_call_is_stopped_with_its_script(self, tools):
         result = await tools("execute_code", code="from hermes_tools import terminal\nterminal('sleep 67')")
         assert result["status"] == "timeout"
-        assert await tools.sh("ps -eo args= 2>/dev/null | grep '[s]leep 67' || true") == ""
+        assert await tools.gone("sleep 67")
 
     async def test_calls_beyond_the_limit_are_refused(self, tools):
         output = await tools.script("""
@@ -300,15 +339,23 @@ class TestPythons:
         python = find_python(version)
         if python is None or (await tools.sandbox.exec(f"{python} -V", timeout_s=10)).exit_code:
             pytest.skip(f"needs Python {version} inside the sandbox")
-        await tools("terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"')
-        output = await tools.script("import sys\nfrom hermes_tools import terminal\nprint(sys.version[:4].strip('.'), terminal('echo ok')['output'])")
+        await tools(
+            "terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"'
+        )
+        output = await tools.script(
+            "import sys\n"
+            "from hermes_tools import terminal\n"
+            "print('%d.%d' % sys.version_info[:2], terminal('echo ok')['output'])"
+        )
         assert output == f"{version} ok\n\n"
 
     async def test_a_python_that_is_too_old_is_said(self, tools):
         python = find_python("3.6") or find_python("2.7")
         if python is None or (await tools.sandbox.exec(f"{python} -V", timeout_s=10)).exit_code:
             pytest.skip("needs an old Python inside the sandbox")
-        await tools("terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"')
+        await tools(
+            "terminal", command=f'mkdir -p pybin && ln -s {python} pybin/python3 && export PATH="$PWD/pybin:$PATH"'
+        )
         assert "needs Python 3.8" in (await tools("execute_code", code="print(1)"))["error"]
 
     async def test_no_python_is_said(self, tools):

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+
 from agent_loop.runtime import ToolStatus
 from agent_loop.tools import ToolConfig
 
@@ -30,7 +31,13 @@ class TestRead:
 
     @pytest.mark.parametrize(
         ("data", "content", "total"),
-        [(b"", "", 0), (b"\n", "1|", 1), (b"a", "1|a", 1), (b"a\r\nb\r\n", "1|a\r\n2|b\r", 2), (b"a\x0bb\x0c\n", "1|a\x0bb\x0c", 1)],
+        [
+            (b"", "", 0),
+            (b"\n", "1|", 1),
+            (b"a", "1|a", 1),
+            (b"a\r\nb\r\n", "1|a\r\n2|b\r", 2),
+            (b"a\x0bb\x0c\n", "1|a\x0bb\x0c", 1),
+        ],
     )
     async def test_what_is_in_the_file_is_what_is_shown(self, tools, data, content, total):
         await tools.sandbox.write_file("f", data)
@@ -41,7 +48,10 @@ class TestRead:
         text = "token = 's3cr3t-value-of-ours'\n\x1b[31mred\x1b[0m password=hunter2 sk-abcdefghijk\n"
         await tools.sandbox.write_file("secret.py", text.encode())
         result = await tools("read_file", path="secret.py")
-        assert result["content"] == "1|token = 's3cr3t-value-of-ours'\n2|\x1b[31mred\x1b[0m password=hunter2 sk-abcdefghijk"
+        assert (
+            result["content"]
+            == "1|token = 's3cr3t-value-of-ours'\n2|\x1b[31mred\x1b[0m password=hunter2 sk-abcdefghijk"
+        )
 
     async def test_a_missing_file_suggests_names_like_it(self, tools):
         await tools.sandbox.write_file("dir/config.yaml", b"")
@@ -114,7 +124,11 @@ class TestHugeFiles:
     async def test_a_huge_file_is_paged_inside_the_sandbox(self, tools):
         await tools.sh("seq 1 100000 > 'huge file'")
         result = await tools("read_file", path="huge file", offset=50_000, limit=2)
-        assert (result["content"], result["total_lines"], result["next_offset"]) == ("50000|50000\n50001|50001", 100_000, 50_002)
+        assert (result["content"], result["total_lines"], result["next_offset"]) == (
+            "50000|50000\n50001|50001",
+            100_000,
+            50_002,
+        )
 
     async def test_huge_lines_are_cut(self, tools):
         await tools.sh("head -c 50000 /dev/zero | tr '\\0' x > line; echo; echo y >> line")
@@ -133,7 +147,9 @@ class TestWrite:
         assert result["bytes_written"] == 7
         assert await tools.sandbox.read_file("a/b/c.txt") == "héllo\n".encode()
 
-    @pytest.mark.parametrize("content", ["", "no newline", "a\0b", "$HOME `id` \"'\\ \n", "x" * 3_000_000, "tab\t\r\n", "EOF\n"])
+    @pytest.mark.parametrize(
+        "content", ["", "no newline", "a\0b", "$HOME `id` \"'\\ \n", "x" * 3_000_000, "tab\t\r\n", "EOF\n"]
+    )
     async def test_content_arrives_byte_for_byte(self, tools, content):
         await tools("write_file", path="f", content=content)
         assert await tools.sandbox.read_file("f") == content.encode()
@@ -183,7 +199,9 @@ class TestWrite:
 
     async def test_parallel_writes_leave_one_whole_file_and_no_litter(self, tools):
         contents = [str(n) * 50_000 for n in range(8)]
-        await asyncio.gather(*(tools.runtime.call("write_file", {"path": "d/f", "content": c}, call_id="") for c in contents))
+        await asyncio.gather(
+            *(tools.runtime.call("write_file", {"path": "d/f", "content": c}, call_id="") for c in contents)
+        )
         assert (await tools.sandbox.read_file("d/f")).decode() in contents
         assert await tools.sh("ls -A d") == "f\n"
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from agent_loop.runtime import ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,7 +43,9 @@ async def test_a_text_that_is_there_twice_needs_replace_all(tools):
 
 async def test_a_loose_match_is_reported(tools):
     await tools.sandbox.write_file("a.py", b"class A:\n    def f(self):\n        pass\n")
-    result = await tools("patch", path="a.py", old_string="def f(self):\n    pass", new_string="def f(self):\n    return 1")
+    result = await tools(
+        "patch", path="a.py", old_string="def f(self):\n    pass", new_string="def f(self):\n    return 1"
+    )
     assert "indentation" in result["match"]
     assert await tools.sandbox.read_file("a.py") == b"class A:\n    def f(self):\n        return 1\n"
 

@@ -2,9 +2,14 @@
 
 import pytest
 import pytest_asyncio
+
 from agent_loop.runtime import ToolStatus
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+ENGINES = [("strongest", "ripgrep"), ("strongest", "grep"), ("strongest", "busybox"), ("plain", "ripgrep")]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize(("pool", "engine"), ENGINES, indirect=True),
+]
 
 FILES = {
     "src/app.py": "import os\n\ndef main():\n    return os.getcwd()\n",
@@ -17,23 +22,34 @@ FILES = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["ripgrep", "grep"])
-async def tree(tools, request):
+@pytest.fixture
+def engine(request):
+    return request.param
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tree(tools, engine):
     """Files to search, in a sandbox that has ripgrep or only grep."""
     for path, text in FILES.items():
         await tools.sandbox.write_file(path, text.encode())
     await tools.sandbox.write_file("data.bin", b"main\0main\n")
     has_ripgrep = (await tools.sandbox.exec("command -v rg", timeout_s=5)).exit_code == 0
-    if request.param == "ripgrep" and not has_ripgrep:
+    if engine == "ripgrep" and not has_ripgrep:
         pytest.skip("needs ripgrep in the sandbox")
-    if request.param == "grep" and has_ripgrep:
-        # A PATH with everything but rg.
+    if engine == "busybox":
+        if (await tools.sandbox.exec("command -v busybox", timeout_s=5)).exit_code:
+            pytest.skip("needs busybox in the sandbox")
+        # What an Alpine image has: every command is BusyBox's.
+        applets = "grep find ls touch seq yes head mkdir rm tr wc sh printf stat"
         await tools.sh(
-            'mkdir -p /tmp/norg-$$ && for d in /usr/bin /bin; do for f in $d/*; do n=${f##*/}; [ "$n" = rg ] || '
-            'ln -sf "$f" "/tmp/norg-$$/$n"; done; done && export PATH=/tmp/norg-$$ && ! command -v rg'
+            "mkdir .venv; for n in " + applets + '; do ln -s "$(type -P busybox)" .venv/$n; done; '
+            'export PATH="$PWD/.venv"; ! command -v rg'
         )
-    yield tools
-    await tools.sandbox.exec('case $PATH in /tmp/norg-*) /bin/rm -rf "$PATH";; esac', timeout_s=10)
+    if engine == "grep" and has_ripgrep:
+        # A PATH with what the search and these tests need, and without rg.
+        needed = "grep find ls touch seq yes head mkdir rm"
+        await tools.sh(f'mkdir .venv; ln -s $(type -P {needed}) .venv/; export PATH="$PWD/.venv"; ! command -v rg')
+    return tools
 
 
 async def test_content_gives_path_line_and_text(tree):
@@ -52,7 +68,9 @@ async def test_hidden_files_are_searched_bulk_directories_and_binary_files_are_n
 
 
 async def test_a_skipped_directory_can_be_searched_by_name(tree):
-    assert (await tree("search_files", pattern="main", path="node_modules"))["matches"][0]["path"] == "node_modules/lib/index.js"
+    assert (await tree("search_files", pattern="main", path="node_modules"))["matches"][0][
+        "path"
+    ] == "node_modules/lib/index.js"
 
 
 async def test_counts(tree):
@@ -68,11 +86,14 @@ async def test_a_file_glob_narrows(tree):
 
 async def test_one_file_can_be_searched(tree):
     result = await tree("search_files", pattern="^main", path="src/deep/more.txt")
-    assert [(match["path"], match["line"]) for match in result["matches"]] == [("src/deep/more.txt", 1), ("src/deep/more.txt", 2)]
+    assert [(match["path"], match["line"]) for match in result["matches"]] == [
+        ("src/deep/more.txt", 1),
+        ("src/deep/more.txt", 2),
+    ]
 
 
 async def test_pages_follow_each_other_without_gaps(tree):
-    await tree.sh("seq -f 'hit %g' 1 130 > many.txt")
+    await tree.sh("for n in $(seq 130); do echo hit $n; done > many.txt")
     seen, offset = [], 0
     while True:
         page = await tree("search_files", pattern="^hit", offset=offset, limit=50)
@@ -92,7 +113,12 @@ async def test_context_lines_are_marked(tree):
 
 
 async def test_regular_expressions_work_alike(tree):
-    for pattern, lines in [(r"\bmain\b.*\bmain\b", 1), (r"^\s+return\s\w", 2), (r"(os|helper)\W", 2), ("ma.n|other", 7)]:
+    for pattern, lines in [
+        (r"\bmain\b.*\bmain\b", 1),
+        (r"^\s+return\s\w", 2),
+        (r"(os|helper)\W", 2),
+        ("ma.n|other", 7),
+    ]:
         assert (await tree("search_files", pattern=pattern))["total_count"] == lines, pattern
 
 
@@ -112,9 +138,8 @@ async def test_names_by_glob_newest_first(tree):
     assert result == {"total_count": 2, "files": ["src/util.py", "src/app.py"], "truncated": False}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path", "found"),
-    [
+async def test_globs_on_names_and_paths(tree):
+    for pattern, path, found in [
         ("src/*.py", ".", {"src/app.py", "src/util.py"}),
         ("**/*.txt", ".", {"src/deep/more.txt"}),
         ("src/**/*.txt", ".", {"src/deep/more.txt"}),
@@ -122,10 +147,9 @@ async def test_names_by_glob_newest_first(tree):
         ("*.ini", ".", {".hidden/conf.ini"}),
         ("index.js", ".", set()),
         ("*", "src/deep", {"src/deep/more.txt"}),
-    ],
-)
-async def test_globs_on_names_and_paths(tree, pattern, path, found):
-    assert set((await tree("search_files", pattern=pattern, target="files", path=path))["files"]) == found
+    ]:
+        result = await tree("search_files", pattern=pattern, target="files", path=path)
+        assert set(result["files"]) == found, pattern
 
 
 async def test_a_missing_path_is_said(tree):
@@ -133,21 +157,26 @@ async def test_a_missing_path_is_said(tree):
         assert "Path not found" in (await tree("search_files", pattern="x", path="no/such", target=target))["error"]
 
 
-@pytest.mark.parametrize("name", ["with space", "new\nline", "quote'\"", "-dash", "col:on:1:x", "$HOME", "star*", "ünï", "back\\slash"])
-async def test_no_file_name_confuses_it(tree, name):
-    await tree.sandbox.write_file(f"odd/{name}/{name}", b"needle here\n")
+ODD_NAMES = ["with space", "new\nline", "quote'\"", "-dash", "col:on:1:x", "$HOME", "star*", "ünï", "back\\slash"]
+
+
+async def test_no_file_name_confuses_it(tree):
+    for name in ODD_NAMES:
+        await tree.sandbox.write_file(f"odd/{name}/{name}", b"needle here\n")
+    paths = sorted(f"odd/{name}/{name}" for name in ODD_NAMES)
     content = await tree("search_files", pattern="needle", path="odd")
-    assert content["matches"] == [{"path": f"odd/{name}/{name}", "line": 1, "content": "needle here"}]
+    assert content["matches"] == [{"path": path, "line": 1, "content": "needle here"} for path in paths]
     files = await tree("search_files", pattern="*", target="files", path="odd")
-    assert files["files"] == [f"odd/{name}/{name}"]
-    inside = await tree("search_files", pattern="needle", path=f"odd/{name}")
-    assert [match["path"] for match in inside["matches"]] == [f"odd/{name}/{name}"]
+    assert sorted(files["files"]) == paths
+    for name in ODD_NAMES:
+        inside = await tree("search_files", pattern="needle", path=f"odd/{name}")
+        assert [match["path"] for match in inside["matches"]] == [f"odd/{name}/{name}"]
 
 
-@pytest.mark.parametrize("pattern", ["-v", "--help", "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned #'])
-async def test_patterns_are_never_commands_or_options(tree, pattern):
-    for target in ("content", "files"):
-        await tree("search_files", pattern=pattern, target=target, file_glob=pattern, path="src")
+async def test_patterns_are_never_commands_or_options(tree):
+    for pattern in ("-v", "--help", "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned #'):
+        for target in ("content", "files"):
+            await tree("search_files", pattern=pattern, target=target, file_glob=pattern, path="src")
     assert "pwned" not in await tree.sh("ls -a . src")
 
 
@@ -166,7 +195,7 @@ async def test_more_matches_than_can_be_collected_are_bounded_and_said(tree):
     assert len(tree.outcome.text) < 20_000
 
 
-@pytest.mark.parametrize("arguments", [{"pattern": ""}, {"pattern": "a\0b"}, {"pattern": "\ud800"}, {"pattern": "a", "file_glob": "\0"}])
-async def test_impossible_arguments_are_refused(tree, arguments):
-    assert (await tree("search_files", **arguments))["error"]
-    assert tree.outcome.status is ToolStatus.INVALID
+async def test_impossible_arguments_are_refused(tree):
+    for arguments in [{"pattern": ""}, {"pattern": "a\0b"}, {"pattern": "\ud800"}, {"pattern": "a", "file_glob": "\0"}]:
+        assert (await tree("search_files", **arguments))["error"]
+        assert tree.outcome.status is ToolStatus.INVALID
