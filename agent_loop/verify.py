@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_loop.metrics import call_metrics
 from agent_loop.records import RolloutRecord, SampledCall
 from agent_loop.tokens.ledger import MASKED, NO_LOGPROB
 
@@ -42,7 +43,7 @@ def check_masks(record: RolloutRecord) -> Iterator[str]:
                 yield f"{where}: mask {mask} is neither {MASKED} nor the token {token}"
             elif mask == MASKED and logprob != NO_LOGPROB:
                 yield f"{where}: masked, but its logprob is {logprob} and not {NO_LOGPROB}"
-            elif mask != MASKED and not (math.isfinite(logprob) and logprob <= 1e-4):
+            elif mask != MASKED and not _is_logprob(logprob):
                 yield f"{where}: {logprob} is no logprob"
 
 
@@ -138,23 +139,30 @@ def check_metrics(record: RolloutRecord) -> Iterator[str]:
         yield f"a rollout that ended as {record.outcome} is not trainable, but has a score"
     if record.sampled_calls and record.turns and len(record.turns) != len(record.sampled_calls):
         yield f"{len(record.turns)} turns, but {len(record.sampled_calls)} calls of the model"
-    for name, counted in _counts(record).items():
-        if name in record.metrics and record.metrics[name] != counted:
-            yield f"metrics.{name} is {record.metrics[name]:g}, the trajectory has {counted}"
+    try:
+        counted = _counted_again(record)
+    except (KeyError, TypeError) as error:
+        yield f"the tool-call records cannot be counted: {type(error).__name__} {error}"
+        return
+    for name, value in counted.items():
+        stored = record.metrics.get(name)
+        if stored is not None and not math.isclose(stored, value, rel_tol=1e-6, abs_tol=1e-6):
+            yield f"metrics.{name} is {stored:g}, the trajectory has {value:g}"
 
 
-def _counts(record: RolloutRecord) -> dict[str, int]:
-    """What the trajectory says about each count that `metrics` may hold."""
-    calls = [c for c in record.tool_calls if c.get("parent") is None]
-    counts = {"turns": len(record.turns)}
-    if record.tool_calls or "tool_calls_attempted" in record.metrics:
-        counts["tool_calls_attempted"] = len(calls)
-        counts["tool_calls_schema_valid"] = sum(1 for c in calls if c.get("schema_valid"))
-        counts["tool_calls_executed_ok"] = sum(1 for c in calls if c.get("status") == "ok")
+def _counted_again(record: RolloutRecord) -> dict[str, float]:
+    """What the trajectory says about every metric that can be worked out from it."""
+    counted = {"turns": float(len(record.turns)), "truncations": float(len(record.truncations))}
+    if "tool_calls_attempted" in record.metrics:
+        counted |= call_metrics(record.tool_calls)
     if record.has_tokens:
-        counts["sampled_tokens"] = sum(len(c.sampled_ids) for c in record.sampled_calls)
-        counts["segments"] = len(record.segments)
-    return counts
+        counted["sampled_tokens"] = float(sum(len(c.sampled_ids) for c in record.sampled_calls))
+    return counted
+
+
+def _is_logprob(value: Any) -> bool:
+    """A finite number that is not above 0, rounding aside; NaN is stored as null."""
+    return isinstance(value, float | int) and math.isfinite(value) and value <= 1e-4
 
 
 def _first_difference(left: list[Any], right: list[Any]) -> int | None:

@@ -23,7 +23,15 @@ RETRIES = 20
 class Rollout:
     """One random rollout."""
 
-    def __init__(self, recorder: Recorder, rng: Random, *, context_tokens: int = 1500, max_tokens: int = 120) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        rng: Random,
+        *,
+        context_tokens: int = 1500,
+        max_tokens: int = 120,
+        tools: Sequence[dict] = (TERMINAL,),
+    ) -> None:
         self.rng = rng
         self.context_tokens = context_tokens
         self.sampling = Sampling(max_tokens=max_tokens)
@@ -31,7 +39,7 @@ class Rollout:
             {"role": "system", "content": "You are a shell agent."},
             {"role": "user", "content": f"Task {rng.random()}"},
         ]
-        self.tools = [TERMINAL]
+        self.tools = list(tools)
         self.conversation: RecordedConversation = recorder.open(self.messages, self.tools)
         self.truncations: list[dict] = []
         self.failures = 0
