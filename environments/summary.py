@@ -121,9 +121,7 @@ def _by(records: Sequence[RolloutRecord], key: Callable[[RolloutRecord], str]) -
 def summarize_slice(name: str, records: Sequence[RolloutRecord]) -> Slice:
     """Figures of these rollouts."""
     scores = _scores_by_item(records)
-    flat = [score for values in scores.values() for score in values]
-    counts = [(len(values), sum(value >= FULL_SCORE for value in values)) for values in scores.values() if values]
-    passes = {k: value for k in PASS_KS if (value := mean_pass_at_k(counts, k)) is not None}
+    flat = _flat(scores)
     return Slice(
         name=name,
         rollouts=len(records),
@@ -132,15 +130,24 @@ def summarize_slice(name: str, records: Sequence[RolloutRecord]) -> Slice:
         mean_score=mean(flat),
         standard_error=clustered_standard_error(scores),
         mean_reward=mean([r.score for r in records if r.trainable and r.score is not None]),
-        pass_at=passes,
+        pass_at=_passes(scores),
         outcomes=_counted(record.outcome for record in records),
-        zeros=_counted(cause for record in records if (cause := classify(record)) is not None),
+        zeros=_counted(filter(None, map(classify, records))),
         losses=_losses(records, scores),
         calls=_calls(records),
         time_s=_times(records),
         sampled_tokens=math.fsum(record.metrics.get("sampled_tokens", 0.0) for record in records),
         turns_mean=mean([float(len(record.turns)) for record in records]),
     )
+
+
+def _flat(scores: dict[str, list[float]]) -> list[float]:
+    return [score for values in scores.values() for score in values]
+
+
+def _passes(scores: dict[str, list[float]]) -> dict[int, float]:
+    counts = [(len(values), sum(value >= FULL_SCORE for value in values)) for values in scores.values() if values]
+    return {k: value for k in PASS_KS if (value := mean_pass_at_k(counts, k)) is not None}
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
@@ -159,16 +166,14 @@ def _scores_by_item(records: Sequence[RolloutRecord]) -> dict[str, list[float]]:
 
 def _losses(records: Sequence[RolloutRecord], scores: dict[str, list[float]]) -> Losses:
     lost = [record for record in records if not record.trainable]
-    flat = [score for values in scores.values() for score in values]
+    flat = _flat(scores)
     overall = mean(flat) or 0.0
-    worth = [mean(scores[record.item_id]) for record in lost]
-    zeros = len(flat) + len(lost)
     return Losses(
         rollouts=len(lost),
         share=len(lost) / len(records) if records else 0.0,
         by_cause=_counted(record.outcome for record in lost),
-        points=math.fsum(overall if value is None else value for value in worth),
-        mean_if_zero=math.fsum(flat) / zeros if zeros else None,
+        points=math.fsum(mean(scores[record.item_id] or [overall]) or 0.0 for record in lost),
+        mean_if_zero=mean([*flat, *([0.0] * len(lost))]),
     )
 
 

@@ -69,12 +69,8 @@ def _mishap(answer: Answer) -> str:
 
 def same(expected: Any, found: Any) -> bool:
     """Equal in value and in kind of container; floats up to rounding, and 1 is neither True nor 1.5."""
-    if isinstance(expected, bool) or isinstance(found, bool):
-        return expected is found
-    if isinstance(expected, int | float) and isinstance(found, int | float):
-        if isinstance(expected, int) and isinstance(found, int):
-            return expected == found
-        return math.isclose(expected, found, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(expected, float) or isinstance(found, float):
+        return _is_number(expected) and _is_number(found) and math.isclose(expected, found, rel_tol=1e-9, abs_tol=1e-9)
     if type(expected) is not type(found):
         return False
     if isinstance(expected, list | tuple):
@@ -82,6 +78,10 @@ def same(expected: Any, found: Any) -> bool:
     if isinstance(expected, dict):
         return expected.keys() == found.keys() and all(same(value, found[key]) for key, value in expected.items())
     return bool(expected == found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from environments.verification import Verdict, VerifierContext
 
 JUDGE_TIMEOUT_S = 60.0
 MAX_ROUNDS = 20
+MAX_RECORDED = 2000
 
 
 class BadTests(RuntimeError):
@@ -63,13 +64,17 @@ class CodeTests:
 
     async def record(self) -> list[dict[str, Any]]:
         """The calls that the tests make; raises BadTests when they make none or fail on the reference."""
-        try:
-            calls: list[dict[str, Any]] = (await self._judge({"mode": "record"}))["calls"]
-        except JudgeDied as error:
-            raise BadTests(str(error)) from error
-        if not calls:
-            raise BadTests(f"the tests of {self.entry_point} never call it")
-        return calls
+        if self not in _RECORDED:
+            try:
+                calls: list[dict[str, Any]] = (await self._judge({"mode": "record"}))["calls"]
+            except JudgeDied as error:
+                raise BadTests(str(error)) from error
+            if not calls:
+                raise BadTests(f"the tests of {self.entry_point} never call it")
+            if len(_RECORDED) >= MAX_RECORDED:
+                _RECORDED.clear()
+            _RECORDED[self] = calls
+        return _RECORDED[self]
 
     def _question(self, call: dict[str, Any]) -> Steps:
         return [{"op": "call", "target": self.entry_point, "bind": None, **call}]
@@ -101,3 +106,7 @@ class CodeTests:
             raise JudgeDied(f"the tests of {self.entry_point} do not run: {lines[-1][:200]}")
         ruling: dict[str, Any] = json.loads(out)
         return ruling
+
+
+_RECORDED: dict[CodeTests, list[dict[str, Any]]] = {}
+"""Calls recorded before, since many rollouts share their tests. Tests are frozen, so entries never go stale."""

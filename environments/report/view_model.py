@@ -14,6 +14,7 @@ from environments.summary import FULL_SCORE, TIME_PARTS, classify
 
 MASKED = -100
 PREVIEW_CHARS = 140
+NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def index_entry(record: RolloutRecord) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _call(call: Mapping[str, Any], result: Mapping[str, Any] | None, max_chars: 
         "stored": f"{call.get('result_chars')} characters in all, kept at {call['stored_path']}"
         if call.get("stored_path")
         else None,
-        "result": cut(text_of(result.get("content")), max_chars) if result is not None else None,
+        "result": cut(readable(text_of(result.get("content"))), max_chars) if result is not None else None,
     }
 
 
@@ -155,6 +156,21 @@ def text_of(content: Any) -> str:
             part.get("text") or f"[{part.get('type', 'part')}]" for part in content if isinstance(part, dict)
         )
     return as_text(content)
+
+
+def readable(result: str) -> str:
+    """A tool's JSON result as people read it: its output with real line ends, then whatever else it says."""
+    try:
+        data = json.loads(result)
+    except (ValueError, RecursionError):
+        return result
+    fields = data if isinstance(data, dict) else {}
+    main = next((key for key in ("output", "content") if isinstance(fields.get(key), str)), None)
+    if main is None:
+        return result
+    shown = (main, "exit_code")  # the exit code stands beside the call
+    rest = [f"{key}: {as_text(value)}" for key, value in fields.items() if key not in shown and value not in NOTHING]
+    return "\n".join(part for part in (fields[main].rstrip("\n"), *rest) if part)
 
 
 def as_text(value: Any) -> str:

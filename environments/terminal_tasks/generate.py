@@ -81,20 +81,12 @@ class TerminalTasks:
             _known(category, tuple({k.category for k in KINDS.values()}), "category")
         for kind in kinds:
             _known(kind, tuple(KINDS), "kind")
+        wanted = (tuple(levels), tuple(categories), tuple(kinds))
         self.split = split
         self.seed = seed
-        self.kinds: tuple[Kind, ...] = tuple(
-            kind
-            for kind in KINDS.values()
-            if (split == "eval" or not kind.held_out)
-            and (not levels or kind.level in levels)
-            and (not categories or kind.category in categories)
-            and (not kinds or kind.name in kinds)
-        )
+        self.kinds: tuple[Kind, ...] = tuple(kind for kind in KINDS.values() if _chosen(kind, split, *wanted))
         if not self.kinds:
-            raise ValueError(
-                f"no {split} task kind has levels {list(levels)}, categories {list(categories)}, kinds {list(kinds)}"
-            )
+            raise ValueError(f"no {split} task kind has all of levels, categories, kinds {wanted}")
 
     def __getitem__(self, index: int) -> TerminalTask:
         """Task number `index`; each run through all kinds goes in another order."""
@@ -110,6 +102,13 @@ class TerminalTasks:
         while True:
             yield self[index]
             index += 1
+
+
+def _chosen(
+    kind: Kind, split: str, levels: tuple[int, ...], categories: tuple[str, ...], kinds: tuple[str, ...]
+) -> bool:
+    wanted = ((kind.level, levels), (kind.category, categories), (kind.name, kinds))
+    return (split == "eval" or not kind.held_out) and all(not options or value in options for value, options in wanted)
 
 
 def _known(name: str, options: Sequence[str], what: str) -> str:

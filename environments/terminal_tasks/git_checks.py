@@ -129,7 +129,7 @@ class BranchIs:
 
 @dataclass(frozen=True)
 class CommitIs:
-    """The ref leads to a commit with exactly these files, and, where given, this message and history."""
+    """The ref leads to a commit with just these files, this message and history, as far as they are given."""
 
     repo: str
     ref: str
@@ -160,6 +160,11 @@ class CommitIs:
             return f"{self.ref} has another history: {show(', '.join(older))}"
         if self.merges is not None and len(newest.parents) != self.merges:
             return f"the last commit of {self.ref} has {len(newest.parents)} parents"
-        if self.files is not None and files != {name: text.encode() for name, text in self.files}:
+        if self.files is not None and _trimmed(files) != _trimmed({n: text.encode() for n, text in self.files}):
             return f"the last commit of {self.ref} holds other files: {show(', '.join(sorted(files)))}"
         return None
+
+
+def _trimmed(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Files without the line ends at their end: whether a last line is ended is not what a task is about."""
+    return {name: data.rstrip(b"\n") for name, data in files.items()}

@@ -35,7 +35,8 @@ class TerminalTask:
         for path, text in self.files:
             await ctx.write_file(path, text.encode())
         for command in self.commands:
-            result = await ctx.exec(command)
+            # In a subshell: a sandbox keeps the working directory and options of one command for the next.
+            result = await ctx.exec(f"(\n{command}\n)")
             if result.exit_code != 0:
                 raise SetupFailed(f"{self.id}: `{command}` exits {result.exit_code}: {result.output.strip()[:200]}")
 

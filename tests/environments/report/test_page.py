@@ -25,8 +25,8 @@ HOSTILE = (
 )
 MEASURE = """
 onload = () => setTimeout(() => {
-  const page = document.getElementById("f").contentDocument;
-  document.title = page ? page.documentElement.scrollWidth + " wide" : "closed";
+  const wide = [...document.querySelectorAll("iframe")].map((f) => f.contentDocument.documentElement.scrollWidth);
+  document.title = "widths " + wide.join(" ");
 }, 1000)
 """
 
@@ -122,7 +122,9 @@ def test_hostile_strings_are_shown_as_text_by_a_browser(tmp_path: Path) -> None:
 
 @needs_chromium
 def test_a_browser_shows_figures_filters_and_conversations(tmp_path: Path) -> None:
-    page = write(tmp_path, make_run(items=8, samples=2))
+    records = make_run(items=8, samples=2)
+    records[16].messages[0]["content"] = "a needle in a prompt"
+    page = write(tmp_path, records)
     everything = dom(page)
     for words in (
         "Mean score",
@@ -133,47 +135,35 @@ def test_a_browser_shows_figures_filters_and_conversations(tmp_path: Path) -> No
         "pass@2",
     ):
         assert words in everything
-    rows = everything.count('class="row"')
-    chosen = dom(page, "policy=scripted-good&score=solved&r=scripted-good-0-0")
-    assert 0 < chosen.count('class="row"') < rows
-    assert re.search(r"\d+ of 48", chosen)
+    assert everything.count('class="row"') == 48
+    chosen = dom(page, f"policy={records[16].policy}&q=NEEDLE%20in&r={records[16].rollout_id}")
+    assert "1 of 48" in chosen
+    assert chosen.count('class="row"') == 1
     assert 'class="message user"' in chosen
+    assert "<mark>needle in</mark>" in chosen
     assert "turn 1" in chosen
-    assert "Back to the list" in chosen
 
 
 @needs_chromium
-def test_search_finds_words_inside_tool_results_of_a_large_file(tmp_path: Path) -> None:
-    records = [make_record(item=i, turns=3) for i in range(1000)]
-    records[777].messages[3]["content"] = "total 8\nneedle-in-a-result\n"
-    page = write(tmp_path, records)
-    found = dom(page, "q=NEEDLE-in-a")
-    assert "1 of 1,000" in found
-    assert 'data-id="smollm2-135m-777-0"' in found
-    assert found.count('class="row"') == 1
-    everything = dom(page)
-    assert "1,000 rollouts" in everything
-    assert everything.count('class="row"') < 300  # the rest is made when it scrolls into view
+def test_a_thousand_rollouts_are_all_searched_and_few_are_drawn(tmp_path: Path) -> None:
+    page = write(tmp_path, [make_record(item=i, turns=3) for i in range(1000)])
+    found = dom(page, "q=agent%20agent%2031")  # words of every tool result
+    assert "1,000 rollouts" in found
+    assert 0 < found.count('class="row"') < 300  # the rest is made when it scrolls into view
 
 
 @needs_chromium
 def test_nothing_is_wider_than_a_phone_or_a_wide_screen(tmp_path: Path) -> None:
     """The policy of the page refuses a script that would measure it, so a page around it does."""
     write(tmp_path, make_run(items=4, samples=1))
+    cases = [(width, state) for width in (390, 1600) for state in ("", "r=smollm2-135m-0-0")]
+    frames = (f'<iframe src="report.html#{state}" width={width} height=900></iframe>' for width, state in cases)
     wrapper = tmp_path / "wrapper.html"
-    for width in (390, 1600):
-        for state in ("", "r=smollm2-135m-0-0"):
-            frame = f'<iframe id=f src="report.html#{state}" width={width} height=900></iframe>'
-            wrapper.write_text(f'<body style="margin:0">{frame}<script>{MEASURE}</script>')
-            shown = _measure(wrapper)
-            assert shown <= width, f"{shown} px at {width} px, state {state!r}"
-
-
-def _measure(wrapper: Path) -> int:
-    shown = dom(wrapper, "", 1700, "--allow-file-access-from-files")
-    title = re.search(r"<title>(\d+) wide</title>", shown)
-    assert title is not None, shown[:300]
-    return int(title[1])
+    wrapper.write_text(f"{''.join(frames)}<script>{MEASURE}</script>")
+    shown = re.search(r"<title>widths ([\d ]+)</title>", dom(wrapper, "", 1700, "--allow-file-access-from-files"))
+    assert shown is not None
+    for (width, state), found in zip(cases, map(int, shown[1].split()), strict=True):
+        assert found <= width, f"{found} px at {width} px, state {state!r}"
 
 
 @needs_chromium

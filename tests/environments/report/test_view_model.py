@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from support.records import call_record, make_record
 
-from environments.report.view_model import as_text, conversation, cut, detail, index_entry, text_of
+from environments.report.view_model import as_text, conversation, cut, detail, index_entry, readable, text_of
 
 
 def test_each_sampled_turn_carries_its_times_and_each_call_its_result() -> None:
@@ -81,6 +81,23 @@ def test_a_shortened_result_says_where_the_whole_is() -> None:
 )
 def test_content_of_any_shape_becomes_text(content: object, text: str) -> None:
     assert text_of(content) == text
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ('{"output": "a\\nb\\n", "exit_code": 0, "error": null}', "a\nb"),
+        ('{"content": "1|x", "total_lines": 3, "hint": ""}', "1|x\ntotal_lines: 3"),
+        ('{"error": "no such tool"}', '{"error": "no such tool"}'),
+        ('{"output": 5}', '{"output": 5}'),
+        ("{not json", "{not json"),
+        ("[1]", "[1]"),
+        ("[" * 100_000, "[" * 100_000),
+        ("", ""),
+    ],
+)
+def test_a_json_result_is_shown_with_real_line_ends(result: str, text: str) -> None:
+    assert readable(result) == text
 
 
 def test_long_texts_keep_head_and_tail_and_say_what_is_missing() -> None:

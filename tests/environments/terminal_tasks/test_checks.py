@@ -150,6 +150,7 @@ async def test_commits_trees_annotated_tags_and_packed_refs_are_read_without_git
     wanted = CommitIs("r", "HEAD", (("sub/f", "2\n"),), message="c2", earlier=("c1",), merges=1)
     assert await wanted.failure(ctx) is None
     assert await CommitIs("r", "refs/tags/v1", (("sub/f", "1\n"),), message="c1", earlier=()).failure(ctx) is None
+    assert await CommitIs("r", "HEAD", (("sub/f", "2"),)).failure(ctx) is None
     assert await BranchIs("r", "main").failure(ctx) is None
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import string
+from importlib.resources import files
 
 import pytest
 
@@ -87,3 +88,13 @@ def test_prompts_have_no_open_placeholder(index: int) -> None:
 def test_a_selection_that_cannot_be_meant_is_refused(arguments: dict, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         TerminalTasks(**arguments)
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    page = (files("environments.terminal_tasks") / "README.md").read_text("utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
+    space: dict[str, object] = {}
+    exec(example, space)
+    assert space["task"] == TerminalTasks("train", levels=[0, 1], seed=7)[12]
+    assert f"{len(KINDS)} kinds in {len({kind.category for kind in KINDS.values()})} categories" in page
+    assert f"{sum(kind.held_out for kind in KINDS.values())} kinds exist in `eval` only" in page
