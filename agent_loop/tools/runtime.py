@@ -51,13 +51,15 @@ class ToolRuntime:
         toolsets: Iterable[str] = DEFAULT_TOOLSETS,
         config: ToolConfig | None = None,
         *,
+        without: Iterable[str] = (),
         ask: AskCallback | None = None,
         web: WebProvider | None = None,
     ) -> None:
+        """`without` names single tools that the toolsets would bring and this rollout does not get."""
         config = config or ToolConfig()
         self._owns_web = web is None
         web = web or _web_provider(config)
-        self._tools = {name: CATALOG[name] for name in resolve(toolsets)}
+        self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
         self._gate = PolicyGate(config.policy, sandbox.isolation, ask)

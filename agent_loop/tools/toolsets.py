@@ -41,15 +41,21 @@ DISTRIBUTIONS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 """Probability of each toolset, drawn independently."""
 
 
-def resolve(names: Iterable[str]) -> tuple[str, ...]:
-    """Tool names for a selection of toolsets and single tools, each once. Raises ToolsetError for unknown ones."""
+def resolve(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...]:
+    """Tool names for a selection of toolsets and single tools, each once. Raises ToolsetError for unknown ones.
+
+    `without` takes single tools away again, such as `process` from the toolset `terminal`.
+    """
     chosen: dict[str, None] = {}
     known_tools = {tool for tools in TOOLSETS.values() for tool in tools}
+    left_out = set(without)
+    if unknown := sorted(left_out - known_tools):
+        raise ToolsetError(f"unknown tool {unknown[0]!r}; tools: {', '.join(sorted(known_tools))}")
     for name in names:
         if name not in TOOLSETS and name not in known_tools:
             valid = f"toolsets: {', '.join(TOOLSETS)}; tools: {', '.join(sorted(known_tools))}"
             raise ToolsetError(f"unknown toolset or tool {name!r}; {valid}")
-        chosen.update(dict.fromkeys(TOOLSETS.get(name, (name,))))
+        chosen.update(dict.fromkeys(tool for tool in TOOLSETS.get(name, (name,)) if tool not in left_out))
     if not chosen:
         raise ToolsetError(f"no tools are enabled; choose from the toolsets: {', '.join(TOOLSETS)}")
     return tuple(tool for tools in TOOLSETS.values() for tool in tools if tool in chosen)

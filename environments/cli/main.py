@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("verify", "view", "parse", "pool", "bench", "doctor",)
+VERBS = ("demo", "serve", "process", "evaluate", "verify", "view", "parse", "pool", "bench", "doctor",)
 
 
 class Verb(Protocol):
