@@ -19,6 +19,9 @@ from environments.cli.errors import UsageError
 VERBS = ("demo", "serve", "process", "evaluate", "verify", "view", "parse", "pool", "bench", "doctor",)
 
 
+_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+
+
 class Verb(Protocol):
     """What a module of this folder offers."""
 
