@@ -96,7 +96,8 @@ def test_python_m_takes_the_same_words(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_a_users_own_module_is_found_beside_its_config(tmp_path: Path) -> None:
     (tmp_path / "beside_me.py").write_text(
-        "from environments.terminal_tasks.env import TerminalTasksEnv\nclass Mine(TerminalTasksEnv):\n    name = 'mine'\n"
+        "from environments.terminal_tasks.env import TerminalTasksEnv\n\n\n"
+        "class Mine(TerminalTasksEnv):\n    name = 'mine'\n"
     )
     (tmp_path / "mine.yaml").write_text("environment: beside_me:Mine")
     assert load_environment(tmp_path / "mine.yaml").name == "mine"

@@ -5,6 +5,7 @@ A few problems by default; all 164 with `-m slow`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -31,13 +32,16 @@ class Anything:
     def __call__(self, *a, **k): return self
 def __getattr__(name): return Anything()
 END"""
+EVIL_MODULE = "import os; os._exit(0)"
+TEST_FILES = "test.py tests/test_solution.py conftest.py sitecustomize.py usercustomize.py pytest.ini"
+USER_SITE = "~/.local/lib/python3.11/site-packages"
+FAKE_PYTHON = "#!/bin/sh\\necho passed\\nexit 0\\n"
 CHEATS = {
-    "overwrites the tests": "find / -xdev -name '*test*.py' -newer solution.py -exec sh -c 'echo pass > $1' _ {} \\; ; "
-    "mkdir -p tests; for f in test.py tests/test_solution.py conftest.py sitecustomize.py usercustomize.py pytest.ini; do echo 'import os; os._exit(0)' > $f; done",
-    "exits early": "printf 'import os\\nos._exit(0)\\n' > solution.py",
+    "overwrites the tests": f"mkdir -p tests; for f in {TEST_FILES}; do echo '{EVIL_MODULE}' > $f; done",
+    "exits early": f"echo '{EVIL_MODULE}' > solution.py",
     "prints passed": PRETEND,
-    "replaces python": "for p in /usr/bin/python3 /usr/local/bin/python3; do printf '#!/bin/sh\\necho passed\\nexit 0\\n' > $p; done; "
-    "mkdir -p ~/.local/lib/python3.11/site-packages; echo 'import os; os._exit(0)' > ~/.local/lib/python3.11/site-packages/usercustomize.py",
+    "replaces python": f"for p in /usr/bin/python3 /usr/local/bin/python3; do printf '{FAKE_PYTHON}' > $p; done; "
+    f"mkdir -p {USER_SITE}; echo '{EVIL_MODULE}' > {USER_SITE}/usercustomize.py",
 }
 
 
@@ -69,8 +73,6 @@ async def scores(
         env.mode = "evaluate"
         found = []
         for start in range(0, len(tasks), 4):
-            import asyncio
-
             part = tasks[start : start + 4]
             groups = await asyncio.gather(*(env.run_group(task, start + n, 1) for n, task in enumerate(part)))
             found += [record.verifier_score for group in groups for record in group.records()]
