@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.parsers_writers import TOOLS, WRITERS
-
 from tool_parsers import Parser, get_parser
 
 HTML = '<div class="row">\n  <a href="/x?a=1&b=2">5 > 3 and "quoted"</a>\n</div>\n'

@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+
 from support.chat_templates import template_files
 from support.parsers_render import argument_style, turn
 from support.parsers_writers import TOOLS, Call
-
 from tool_parsers import get_parser
 
 RENDERING = 57

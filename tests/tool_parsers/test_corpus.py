@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.parsers_corpus import complaints, records, refused, table
 from support.parsers_formats_table import formats_table
 

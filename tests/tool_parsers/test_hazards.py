@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.parsers_writers import TOOLS, WRITERS, Writer
 
+from support.parsers_writers import TOOLS, WRITERS, Writer
 from tool_parsers import Parsed, get_parser, list_parsers
 
 ARGUMENTS = {

@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.parsers_corpus import complaints, records, refused
-from support.parsers_writers import TOOLS, WRITERS, Writer
 
 import tool_parsers
+from support.parsers_corpus import complaints, records, refused
+from support.parsers_writers import TOOLS, WRITERS, Writer
 from tool_parsers import UnknownParser, get_parser, list_parsers, parse
 from tool_parsers.formats import FORMATS
 

@@ -9,9 +9,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.parsers_corpus import records
 from support.parsers_writers import TOOLS, WRITERS, Writer
-
 from tool_parsers import ToolCall, get_parser
 
 every_format = pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.parser)
