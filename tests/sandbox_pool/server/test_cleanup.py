@@ -26,9 +26,20 @@ def processes_with(mark: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if mark in (entry / "cmdline").read_bytes().decode("utf-8", "replace") and int(entry.name) != os.getpid():
+                if (
+                    mark in (entry / "cmdline").read_bytes().decode("utf-8", "replace")
+                    and int(entry.name) != os.getpid()
+                ):
                     found.append(int(entry.name))
     return found
+
+
+def exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text()
 
 
 def cgroups_of(scratch: Path) -> list[Path]:
@@ -62,13 +73,13 @@ async def test_after_sigkill_cleanup_leaves_nothing(level: str) -> None:
         assert processes_with(str(server.directory)) == []
         assert cgroups_of(scratch) == []
         assert list(scratch.iterdir()) == []
-        assert not Path(fallback_path(str(scratch))).exists()
+        assert not exists(fallback_path(str(scratch)))
 
 
 async def test_no_mount_of_ours_is_ever_visible_on_the_host() -> None:
     async with running_server() as server:
         await occupy(server, "m")
-        assert str(server.directory) not in Path("/proc/self/mountinfo").read_text()
+        assert str(server.directory) not in mounts()
 
 
 async def test_cleanup_ends_a_server_that_is_still_alive() -> None:
