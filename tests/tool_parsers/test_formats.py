@@ -134,6 +134,32 @@ def test_a_think_closer_inside_arguments_is_data() -> None:
     assert calls(parsed("kimi_k2", "<think>go<|tool_call_begin|>f:0<|tool_call_argument_begin|>" + '{"a": "</think>"}<|tool_call_end|>')) == [("f", {"a": "</think>"})]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("parser", "draft", "real"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=a>\nx",
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm47",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"a": "x',
+            '<tool_call>{"name": "f", "arguments": {"a": "1"}}</tool_call>',
+        ),
+    ],
+)
+def test_a_draft_that_breaks_off_in_thinking_swallows_nothing(parser: str, draft: str, real: str) -> None:
+    result = parsed(parser, f"<think>maybe {draft}</think>\n{real}")
+    assert calls(result) == [("f", {"a": "1"})]
+    assert result.reasoning.startswith("maybe")
+
+
 def test_several_thoughts_are_joined() -> None:
     result = parsed("hermes", "<think>one</think>text<think>two</think>end")
     assert (result.reasoning, result.content) == ("one\ntwo", "textend")
