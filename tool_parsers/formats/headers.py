@@ -117,6 +117,7 @@ FORMATS = (
         aliases=("gpt_oss", "gptoss", "openai", "gpt-oss"),
         reasoning=None,
         segments=harmony,
+        joined=True,
         models="gpt-oss",
     ),
     Format(

@@ -181,6 +181,7 @@ FORMATS = (
         ),
         segments=harmony,
         reasoning=None,
+        joined=True,
         models="Beam",
     ),
     Format(

@@ -13,6 +13,8 @@ from tool_parsers.schema import json_or_text, typed
 from tool_parsers.spec import MAX_NAME, Reading, Scan
 
 _LITERAL_NEWLINES = re.compile(r"(?:\s|\\n)*+")
+_MAX_QUOTED_CALLS = 64
+"""How far to look for the end of a value that quotes calls: a bound that keeps hostile text linear."""
 _NAME = re.compile(r"[^\s<>{}\[\]\"`]{1,256}")
 
 
@@ -135,18 +137,31 @@ class Pairs:
     def _value_end(self, scan: Scan, begin: int) -> tuple[int, int]:
         """Where the value ends and reading goes on; (-1, -1) when it was cut off."""
         text = scan.text
-        closer = text.find_structural(self.value[1], self.followers, begin)
+        closer = self._balanced_closer(scan, begin)
         any_closer = scan.find(self.value[1], begin)
         pair = text.search(self.next_pair, begin)
         key = pair.start() if pair is not None else -1
         end = text.find_structural(self.closer, self.end_followers, begin)
         limit = min((p for p in (key, end) if 0 <= p < scan.end), default=-1)
-        if limit >= 0 and (any_closer < 0 or limit < any_closer):
+        quotes_call = text.count((self.opener,), begin, limit) > 0
+        if limit >= 0 and not quotes_call and (any_closer < 0 or limit < any_closer):
             return limit, limit
         another = scan.find(self.opener, limit) if 0 <= limit < closer else -1
         if 0 <= closer < scan.end and not 0 <= another < closer:
             return closer, closer + len(self.value[1])
         return (limit, limit) if limit >= 0 else (-1, -1)
+
+    def _balanced_closer(self, scan: Scan, begin: int) -> int:
+        """The structural closer of a value; a value may quote whole calls, whose closers are its data."""
+        text = scan.text
+        first = closer = text.find_structural(self.value[1], self.followers, begin)
+        for _ in range(_MAX_QUOTED_CALLS):
+            if not 0 <= closer < scan.end:
+                return first
+            if text.count((self.opener,), begin, closer) <= text.count((self.closer,), begin, closer):
+                return closer
+            closer = text.find_structural(self.value[1], self.followers, closer + 1)
+        return first
 
     def _typed(self, value: str, kind: str, properties: Mapping[str, Any], key: str) -> Any:
         schema = properties.get(key)
