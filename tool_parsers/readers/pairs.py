@@ -13,8 +13,6 @@ from tool_parsers.schema import json_or_text, typed
 from tool_parsers.spec import MAX_NAME, Reading, Scan
 
 _LITERAL_NEWLINES = re.compile(r"(?:\s|\\n)*+")
-_MAX_QUOTED_CALLS = 64
-"""How far to look for the end of a value that quotes calls: a bound that keeps hostile text linear."""
 _NAME = re.compile(r"[^\s<>{}\[\]\"`]{1,256}")
 
 
@@ -155,11 +153,10 @@ class Pairs:
         """The structural closer of a value; a value may quote whole calls, whose closers are its data."""
         text = scan.text
         first = closer = text.find_structural(self.value[1], self.followers, begin)
-        for _ in range(_MAX_QUOTED_CALLS):
-            if not 0 <= closer < scan.end:
-                return first
+        while scan.lookaheads > 0 and 0 <= closer < scan.end:
             if text.count((self.opener,), begin, closer) <= text.count((self.closer,), begin, closer):
                 return closer
+            scan.lookaheads -= 1
             closer = text.find_structural(self.value[1], self.followers, closer + 1)
         return first
 

@@ -19,9 +19,6 @@ from tool_parsers.readers.values import typed_by_attribute, unwrapped, without_t
 from tool_parsers.schema import json_or_text, typed
 from tool_parsers.spec import Reading, Scan, Segment
 
-_MAX_QUOTED_CALLS = 64
-"""How far to look for the end of a value that quotes calls: a bound that keeps hostile text linear."""
-
 Untyped = Literal["text", "json"]
 
 
@@ -224,11 +221,10 @@ class Tagged:
         """The structural closer of a value; a value may quote whole calls, whose closers are its data."""
         text = scan.text
         first = closer = text.find_structural(self.parameter_end, self.followers, begin)
-        for _ in range(_MAX_QUOTED_CALLS):
-            if not 0 <= closer < scan.end:
-                return first
+        while scan.lookaheads > 0 and 0 <= closer < scan.end:
             if text.count_matches(self.function, begin, closer) <= text.count(self.function_ends, begin, closer):
                 return closer
+            scan.lookaheads -= 1
             closer = text.find_structural(self.parameter_end, self.followers, closer + 1)
         return first
 
