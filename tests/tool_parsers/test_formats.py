@@ -60,6 +60,7 @@ PARIS = [("weather", {"city": "Paris"})]
         ("deepseek_v4", '<｜DSML｜ calls>\n<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city">Paris</｜DSML｜parameter></｜DSML｜invoke>\n</｜DSML｜ calls>'),
         ("deepseek_v32", '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="arguments" string="false">{"city": "Paris"}</｜DSML｜parameter></｜DSML｜invoke>'),
         ("minicpm5", '<functionname="weather"><param name="city"><![CDATA[Paris]]></param></function>'),
+        ("minicpm5", '<functionĠname="weather"><paramĠname="city">Paris</param></function>'),
         ("glm45", "<tool_call>weather\\n<arg_key>city</arg_key>\\n<arg_value>Paris</arg_value>\\n</tool_call>"),
         ("k2_horizon", '<ifm|tool_calls><ifm|tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</ifm|tool_call></ifm|tool_calls>'),
         ("k2_horizon", "<ifm|tool_call>weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type><ifm|arg_value>Paris</ifm|arg_value></ifm|tool_call>"),

@@ -181,7 +181,7 @@ class Tagged:
         key = self._attribute(parameter.group("key"))
         begin = parameter.end()
         end, place = self._value_end(scan, begin, properties)
-        if end == place:
+        if end == place and "missing_closer" not in call.repaired:
             call.repaired = (*call.repaired, "missing_closer")
         if end == scan.end and place == end and call.error is None:
             call.error = f"The call `{call.name}` was cut off inside its parameter `{key}`."
