@@ -77,7 +77,6 @@ PARIS = [("weather", {"city": "Paris"})]
         ("functionary_v32", 'weather\n{"city": "Paris"}'),
         ("apertus", '<|tools_prefix|>[{"weather": {"city": "Paris"}}]'),
         ("apriel16", 'steps\n[BEGIN FINAL RESPONSE]\n<tool_calls>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_calls>'),
-        ("openai_json", '<function_calls>[{"name": "weather", "arguments": {"city": "Paris"}}]</function_calls>'),
         ("hermes", '<tool_call>\n{"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}\n</tool_call>'),
     ],
 )  # fmt: skip

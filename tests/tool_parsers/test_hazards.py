@@ -37,7 +37,7 @@ def text_of(result: Parsed) -> str:
 def test_every_format_has_a_writer() -> None:
     covered = {get_parser(writer.parser).name for writer in WRITERS}
     without_calls = {"auto", "plain", "kimi_vl"}
-    same_markers = {"apriel16", "openai_json"}
+    same_markers = {"apriel16"}
     assert set(list_parsers()) - covered - without_calls == same_markers
 
 
