@@ -11,7 +11,7 @@ from typing import Any
 from . import output, shell
 from .channel import Channel, Message
 from .errors import SlotError
-from .jobs import Job, exit_code, shell_fields
+from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 READY_TIMEOUT_S = 20.0
@@ -161,6 +161,7 @@ class Instance:
             timeout_ms=int(request.get("timeout_ms") or 0),
             max_chars=int(request["max_chars"]),
             log_path=log,
+            alive_ms=int(request.get("alive_ms") or ALIVE_MS),
         )
         self.warm_up()
         return job, log

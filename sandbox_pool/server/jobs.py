@@ -19,13 +19,22 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 BASH = "/bin/bash"
+ALIVE_MS = 10_000
+"""How often a running command says so, unless asked otherwise."""
 _numbers = itertools.count(1)
 
 
 def shell_fields(state: bytes, boot: str) -> bytes:
     """How a shell that starts from this state is to be started: made once per state, used for every command."""
     env, restore_from = shell.split_state(state)
-    fields: list[tuple[str, Any]] = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+    # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
+    fields: list[tuple[str, Any]] = [
+        ("program", BASH),
+        ("arg", BASH),
+        ("arg", "-c"),
+        ("arg", shell.START),
+        ("arg", "bash"),
+    ]
     fields += [("env", name.encode() + b"=" + value) for name, value in env]
     fields += [("env", f"__hermes={boot}"), ("state_size", len(state)), ("restore_from", restore_from)]
     return encode_fields(fields)
@@ -118,9 +127,14 @@ class Job:
         self.channel.close()
         self.instance.jobs.discard(self)
 
-    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
+    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str, alive_ms: int = ALIVE_MS) -> None:
         """Hand the waiting shell its command."""
-        fields: list[tuple[str, Any]] = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        fields: list[tuple[str, Any]] = [
+            ("timeout_ms", timeout_ms),
+            ("max_chars", max_chars),
+            ("log", log_path),
+            ("alive_ms", alive_ms),
+        ]
         self._began = time.monotonic()
         self.channel.send("run", fields)
         view = memoryview(script)

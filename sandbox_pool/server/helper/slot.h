@@ -138,6 +138,13 @@ struct ring {
 };
 void ring_add(struct ring *ring, const char *data, size_t size);
 
+/* background.c */
+extern size_t background_unsent;
+void background_log(const char *data, size_t size);
+void background_send_log(const struct job *job, const struct message *request);
+void background_add_input(struct job *job, const struct message *request);
+void background_send_input(struct job *job);
+
 /* files.c, archive.c */
 void worker_main(int sock, const struct message *request);
 int pack_tree(int out, int directory, const char *name, bool layer);
