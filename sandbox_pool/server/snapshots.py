@@ -44,6 +44,7 @@ class SnapshotStore:
         self._directory = directory
         self._zygote = zygote
         self._level = level
+        self._layer_fields = [("layer", 1), ("userxattr", int(level.user_ns))]
         self._snapshots: dict[str, Snapshot] = {}
         self._numbers = itertools.count(1)
         os.makedirs(directory, exist_ok=True)
@@ -82,7 +83,7 @@ class SnapshotStore:
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             self._zygote.start_worker(values, fd)
 
-        return Worker(start, [("do", do), ("layer", 1), *fields], path)
+        return Worker(start, [("do", do), *self._layer_fields, *fields], path)
 
     async def take(self, slot: Slot, instance: Instance) -> str:
         """Copy the writable layer of a slot."""
@@ -106,7 +107,7 @@ class SnapshotStore:
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             instance.control.send("file", values, fds=[fd])
 
-        return Worker(start, [("do", "pack"), ("layer", 1)], "")
+        return Worker(start, [("do", "pack"), *self._layer_fields], "")
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:

@@ -149,6 +149,7 @@ void background_send_input(struct job *job);
 void worker_main(int sock, const struct message *request);
 int pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
+extern const char *archive_opaque;
 extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 is nobody */
 
 #endif
