@@ -115,38 +115,47 @@ def build_fields(
     level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
 ) -> list[tuple[str, Any]]:
     """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
-    network = spec.get("network", "none")
-    disk_mb, pids = spec.get("disk_mb"), spec.get("pids")
+    no_network = spec.get("network", "none") == "none"
+    pids = spec.get("pids")
+    by_user = level.user_ns or run_uid(level, place, index) is not None
     fields: list[tuple[str, Any]] = [
         ("hostname", f"slot{index}"),
         ("namespaces", level.namespaces),
         ("user_ns", level.user_ns),
-        ("net_ns", level.namespaces and network == "none"),
+        ("net_ns", level.namespaces and no_network),
         ("idmap", level.idmap),
         ("seccomp", level.seccomp),
         ("landlock", level.landlock),
-        ("no_inet", level.landlock and network == "none"),
-        ("max_processes", pids + 8 if pids and (level.user_ns or run_uid(level, place, index)) else None),
+        ("no_inet", level.landlock and no_network),
+        ("max_processes", pids + 8 if pids and by_user else None),
     ]
     if level.namespaces:
-        image = spec.get("image")
-        in_parts = level.variant == "rootless" and not image
-        roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
-        fields += [("layer", path) for path in [*layers, *roots]]
-        fields += [("part", name) for name in (visible_parts() if in_parts else ())]
-        fields += [
-            ("workdir", spec.get("workdir") or "/workspace"),
-            ("home", "/root"),
-            ("upper_size", f"{disk_mb}m" if disk_mb else None),
-            ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
-            ("uid_count", UID_RANGE if level.idmap else 1),
-        ]
-    else:
-        root = slot_root(place, index)
-        fields += [
-            ("root", root),
-            ("workdir", os.path.join(root, "workspace")),
-            ("home", os.path.join(root, "home")),
-            ("run_uid", run_uid(level, place, index)),
-        ]
-    return fields
+        return fields + _own_root(level, place, index, spec, layers)
+    return fields + _shared_root(level, place, index)
+
+
+def _own_root(
+    level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
+) -> list[tuple[str, Any]]:
+    image, disk_mb = spec.get("image"), spec.get("disk_mb")
+    in_parts = level.variant == "rootless" and not image
+    roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
+    return [
+        *(("layer", path) for path in [*layers, *roots]),
+        *(("part", name) for name in (visible_parts() if in_parts else ())),
+        ("workdir", spec.get("workdir") or "/workspace"),
+        ("home", "/root"),
+        ("upper_size", f"{disk_mb}m" if disk_mb else None),
+        ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
+        ("uid_count", UID_RANGE if level.idmap else 1),
+    ]
+
+
+def _shared_root(level: Level, place: Place, index: int) -> list[tuple[str, Any]]:
+    root = slot_root(place, index)
+    return [
+        ("root", root),
+        ("workdir", os.path.join(root, "workspace")),
+        ("home", os.path.join(root, "home")),
+        ("run_uid", run_uid(level, place, index)),
+    ]
