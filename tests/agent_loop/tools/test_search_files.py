@@ -190,7 +190,7 @@ async def test_more_matches_than_can_be_collected_are_bounded_and_said(tree):
     await tree.sh("yes 'a needle in a very long haystack of text' | head -n 20000 > big.txt")
     result = await tree("search_files", pattern="needle", path="big.txt")
     assert len(result["matches"]) == 50
-    assert result["total_count"] > 5_000
+    assert result["total_count"] > 1_000
     assert "more matches" in result["note"]
     assert len(tree.outcome.text) < 20_000
 
