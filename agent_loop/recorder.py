@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from agent_loop.backends.base import Generation, TokenBackend
 from agent_loop.model import Message, ModelCall, ModelTurn, Sampling, Segment, ToolSchema
 from agent_loop.records import SampledCall
-from agent_loop.tokens.ledger import Ledger, digest_ids
+from agent_loop.tokens.ledger import Ledger
 from agent_loop.tokens.template import ChatTemplate
 
 
@@ -112,7 +112,7 @@ class RecordedConversation:
         self._ledger.sampled(
             generation.token_ids,
             generation.logprobs,
-            sent_digest=digest_ids(prompt),
+            sent=prompt,
             finish_reason=generation.finish_reason,
             duration_s=time.monotonic() - began,
             weights_version=generation.weights_version,

@@ -21,19 +21,13 @@ class LedgerError(RuntimeError):
     """The ledger and the wire disagree: a bug in this package, never a property of the model."""
 
 
-def digest_ids(ids: Sequence[int]) -> bytes:
-    """Fingerprint of ids as they went over the wire, for this process only; 64 bits, and cheap on long prompts."""
-    return hash(tuple(ids)).to_bytes(8, "big", signed=True)
-
-
 @dataclass(frozen=True)
 class _Call:
-    """One request: where it ended in its segment, and the fingerprint of what was really sent."""
+    """One request: where its prompt and its answer end in their segment."""
 
     segment: int
     prompt_len: int
     sampled_len: int
-    prompt_digest: bytes
     finish_reason: str
     duration_s: float
     weights_version: str | None
@@ -68,20 +62,21 @@ class Ledger:
         ids: Sequence[int],
         logprobs: Sequence[float | None],
         *,
-        sent_digest: bytes,
+        sent: Sequence[int],
         finish_reason: str,
         duration_s: float = 0.0,
         weights_version: str | None = None,
     ) -> None:
-        """Add what the model sampled on top of everything in the open segment."""
+        """Add what the model sampled on top of everything in the open segment, which must be what was `sent`."""
         if len(ids) != len(logprobs):
             raise LedgerError(f"{len(ids)} sampled tokens with {len(logprobs)} logprobs")
         segment = self._segments[-1]
+        if sent != segment.tokens:
+            raise LedgerError("the prompt in the ledger is not the prompt that was sent")
         call = _Call(
             segment=len(self._segments) - 1,
             prompt_len=len(segment.tokens),
             sampled_len=len(ids),
-            prompt_digest=sent_digest,
             finish_reason=finish_reason,
             duration_s=duration_s,
             weights_version=weights_version,
@@ -104,7 +99,7 @@ class Ledger:
         return list({call.segment: call.finish_reason for call in self._calls}.values())
 
     def sampled_calls(self) -> list[SampledCall]:
-        """The calls with their whole prompts, each checked against the fingerprint taken when it was sent."""
+        """The calls with their whole prompts, each checked when it was sent; a segment only grows."""
         position = {index: k for k, index in enumerate(sorted({c.segment for c in self._calls}))}
         return [self._stored(call, position[call.segment]) for call in self._calls]
 
@@ -112,8 +107,6 @@ class Ledger:
         segment = self._segments[call.segment]
         end = call.prompt_len + call.sampled_len
         prompt = segment.tokens[: call.prompt_len]
-        if digest_ids(prompt) != call.prompt_digest:
-            raise LedgerError("the prompt in the ledger is not the prompt that was sent")
         return SampledCall(
             segment=position,
             prompt_ids=prompt,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.records import RolloutRecord
-from agent_loop.tokens.ledger import MASKED, NO_LOGPROB, Ledger, LedgerError, digest_ids
+from agent_loop.tokens.ledger import MASKED, NO_LOGPROB, Ledger, LedgerError
 from agent_loop.verify import CHECKS
 
 IDS = st.lists(st.integers(0, 50_000), max_size=6)
@@ -29,8 +29,7 @@ def play(steps) -> tuple[Ledger, list]:
             ledger.extend(what)
         else:
             ids, logprobs = [t for t, _ in what], [p for _, p in what]
-            digest = digest_ids(ledger.tokens)
-            ledger.sampled(ids, logprobs, sent_digest=digest, finish_reason="length")
+            ledger.sampled(ids, logprobs, sent=list(ledger.tokens), finish_reason="length")
             sampled.append((ids, logprobs))
     return ledger, sampled
 
@@ -79,11 +78,10 @@ def test_a_missing_logprob_is_masked_and_its_neighbours_keep_theirs():
 def test_logprobs_of_another_length_are_refused():
     ledger, _ = play([])
     with pytest.raises(LedgerError, match="2 sampled tokens with 1 logprobs"):
-        ledger.sampled([1, 2], [-0.1], sent_digest=b"", finish_reason="stop")
+        ledger.sampled([1, 2], [-0.1], sent=[1], finish_reason="stop")
 
 
 def test_a_prompt_that_was_not_sent_is_noticed():
     ledger, _ = play([])
-    ledger.sampled([2], [-0.1], sent_digest=digest_ids([99]), finish_reason="stop")
     with pytest.raises(LedgerError, match="not the prompt that was sent"):
-        ledger.sampled_calls()
+        ledger.sampled([2], [-0.1], sent=[99], finish_reason="stop")
