@@ -6,6 +6,8 @@ with the step that failed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,9 @@ from typing import Any
 from .errors import SlotError
 from .mask import visible_parts
 
-UID_BASE = 200_000
 UID_RANGE = 65_536
-RUN_UID_BASE = 60_000
+RUN_UIDS = range(20_000, 60_000, 1_000)
+"""First ids of the blocks of which a server takes one, where a slot is a user of the host."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,28 @@ class Place:
     """Layer that hides what of the host's root is nobody's business."""
     opaque: frozenset[str]
     """Attributes by which the mask could mark its directories."""
+    uid_base: int
+    """First id of the ranges that slots with a user namespace are mapped to."""
+    run_uid_base: int
+    """First id of slots that are users of the host."""
+
+
+def choose_uids(scratch: str) -> tuple[int, int]:
+    """`uid_base` and `run_uid_base` of a server, apart from those of other servers on this host."""
+    number = int(hashlib.sha1(scratch.encode()).hexdigest()[:8], 16)
+    used = _owners_of_processes()
+    blocks = [RUN_UIDS[(number + i) % len(RUN_UIDS)] for i in range(len(RUN_UIDS))]
+    free = [block for block in blocks if not any(block <= uid < block + RUN_UIDS.step for uid in used)]
+    return UID_RANGE * (16 + number % 100 * 600), (free or blocks)[0]
+
+
+def _owners_of_processes() -> set[int]:
+    owners = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                owners.add(entry.stat().st_uid)
+    return owners
 
 
 def slot_root(place: Place, index: int) -> str:
@@ -82,9 +106,9 @@ def slot_root(place: Place, index: int) -> str:
     return os.path.join(place.scratch, "slots", str(index))
 
 
-def run_uid(level: Level, index: int) -> int | None:
+def run_uid(level: Level, place: Place, index: int) -> int | None:
     """The user id of a slot's commands where a slot is a user; None where it is not."""
-    return RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None
+    return place.run_uid_base + index if level.own_uid and os.geteuid() == 0 else None
 
 
 def build_fields(
@@ -102,7 +126,7 @@ def build_fields(
         ("seccomp", level.seccomp),
         ("landlock", level.landlock),
         ("no_inet", level.landlock and network == "none"),
-        ("max_processes", pids + 8 if pids and (level.user_ns or level.own_uid) else None),
+        ("max_processes", pids + 8 if pids and (level.user_ns or run_uid(level, place, index)) else None),
     ]
     if level.namespaces:
         image = spec.get("image")
@@ -114,7 +138,7 @@ def build_fields(
             ("workdir", spec.get("workdir") or "/workspace"),
             ("home", "/root"),
             ("upper_size", f"{disk_mb}m" if disk_mb else None),
-            ("uid_base", UID_BASE + index * UID_RANGE if level.idmap else None),
+            ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
             ("uid_count", UID_RANGE if level.idmap else 1),
         ]
     else:
@@ -123,6 +147,6 @@ def build_fields(
             ("root", root),
             ("workdir", os.path.join(root, "workspace")),
             ("home", os.path.join(root, "home")),
-            ("run_uid", run_uid(level, index)),
+            ("run_uid", run_uid(level, place, index)),
         ]
     return fields

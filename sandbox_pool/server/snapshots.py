@@ -14,7 +14,7 @@ from typing import Any
 from .errors import SlotError
 from .fileops import Worker
 from .instance import Instance
-from .isolation import Level, run_uid
+from .isolation import Level, Place, run_uid
 from .slots import Slot
 from .zygote import Zygote
 
@@ -38,7 +38,9 @@ class Snapshot:
 class SnapshotStore:
     """Snapshots of this host, below its scratch directory."""
 
-    def __init__(self, directory: str, zygote: Zygote, level: Level) -> None:
+    def __init__(self, place: Place, zygote: Zygote, level: Level) -> None:
+        directory = os.path.join(place.layers, "snapshots")
+        self._place = place
         self._directory = directory
         self._zygote = zygote
         self._level = level
@@ -68,7 +70,7 @@ class SnapshotStore:
             cwd, previous = cwd.replace(snapshot.root, root), previous.replace(snapshot.root, root)
             with self._host_worker("pack", snapshot.layers[0]) as source:
                 await source.status()
-                owner = run_uid(self._level, slot.index)
+                owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
         instance.restore(state, cwd, previous)
 

@@ -104,8 +104,7 @@ struct job {
     pid_t shell;
     int out, err;      /* read ends of the command's pipes; -1 once closed */
     int input;         /* write end of a background process's stdin, or the PTY */
-    int wake;          /* write end of the pipe on which the shell waits */
-    int state, script; /* memory files shared with the shell */
+    int state;         /* memory file shared with the shell */
     bool pty;
 };
 
@@ -138,6 +137,13 @@ struct ring {
     uint64_t total;
 };
 void ring_add(struct ring *ring, const char *data, size_t size);
+
+/* background.c */
+extern size_t background_unsent;
+void background_log(const char *data, size_t size);
+void background_send_log(const struct job *job, const struct message *request);
+void background_add_input(struct job *job, const struct message *request);
+void background_send_input(struct job *job);
 
 /* files.c, archive.c */
 void worker_main(int sock, const struct message *request);

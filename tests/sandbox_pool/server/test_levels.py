@@ -24,7 +24,6 @@ LEVELS = [
     ("plain", None),
     ("namespaces-rootless", NOBODY),
     ("landlock", NOBODY),
-    ("plain", NOBODY),
 ]
 
 
