@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_loop.model import Message, ToolSchema
 from agent_loop.tokens.messages import MessageShape
+from agent_loop.tokens.probes import HISTORIES, PENDING, THOUGHT, TOOL, USER, call_turn, result
 from agent_loop.tokens.template import (
     LOCAL_HISTORY,
     MARKER,
@@ -25,55 +26,6 @@ from agent_loop.tokens.template import (
     render_after_marker,
     special_texts,
     split_after_marker,
-)
-
-TOOL: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "Xd1probe",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "Xd2probe"}}},
-    },
-}
-SYSTEM: Message = {"role": "system", "content": "Xs0probe"}
-USER: Message = {"role": "user", "content": "Xu0probe"}
-THOUGHT = "Xt0probe"
-
-
-def result(index: int) -> Message:
-    """A tool result with an unique text."""
-    return {"role": "tool", "tool_call_id": f"call_probe_{index}", "name": "probe_tool", "content": f"Xr{index}probe"}
-
-
-def call_turn(*indexes: int, reasoning: str | None = None) -> Message:
-    """An assistant turn with calls."""
-    calls = [
-        {
-            "id": f"call_probe_{index}",
-            "type": "function",
-            "function": {"name": "probe_tool", "arguments": {"a": f"Xa{index}probe"}},
-        }
-        for index in indexes
-    ]
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-    return turn | {"reasoning_content": reasoning} if reasoning else turn
-
-
-def answer_turn(text: str) -> Message:
-    """An assistant turn without calls."""
-    return {"role": "assistant", "content": text}
-
-
-PENDING: Mapping[str, tuple[Message, ...]] = {
-    "one result": (result(7),),
-    "two results": (result(7), result(8)),
-    "a user message": (USER,),
-}
-HISTORIES: tuple[tuple[Message, ...], ...] = (
-    (USER,),
-    (SYSTEM, USER),
-    (SYSTEM, USER, call_turn(1), result(1), answer_turn("Xw1probe"), USER),
-    (SYSTEM, USER, call_turn(1, 2, reasoning=THOUGHT), result(1), result(2), call_turn(3), result(3)),
 )
 
 
@@ -93,6 +45,8 @@ def probe_template(
     prober = _Prober(renderer, [_text(tokenizer, i) for i in known])
     traits = prober.traits()
     ends = [tokenizer.encode(e, add_special_tokens=False) for e in (traits.call_end, traits.answer_end) if e]
+    if any(len(end) != 1 for end in ends):
+        raise TemplateRefused("the chat template ends assistant turns with something that is no single token")
     return ChatTemplate(renderer, traits, frozenset(known) | {e[0] for e in ends}, frozenset(stop_ids))
 
 

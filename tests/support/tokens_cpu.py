@@ -88,7 +88,7 @@ async def chatty_rollouts(model: CpuModel, count: int, turns: int = 4) -> list[t
     recorder = recorder_for(model)
     records = []
     for number in range(count):
-        rollout = Rollout(recorder, Random(number), context_tokens=110, max_tokens=16, tools=())
+        rollout = Rollout(recorder, Random(number), context_tokens=120, max_tokens=16, tools=(), stop_at_length=0.0)
         rollout.output = lambda: "ok"
         await rollout.play(turns)
         records.append((number + 1, rollout.record(f"chat{number}")))

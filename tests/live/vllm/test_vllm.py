@@ -93,7 +93,7 @@ async def play(backend, count: int) -> list:
     recorder = Recorder(backend, probe_template(tokenizer()), get_parser("hermes"))
     records = []
     for number in range(count):
-        rollout = Rollout(recorder, Random(number), context_tokens=110, max_tokens=16, tools=())
+        rollout = Rollout(recorder, Random(number), context_tokens=120, max_tokens=16, tools=(), stop_at_length=0.0)
         rollout.output = lambda: "ok"
         await rollout.play(4)
         records.append((number + 1, rollout.record(f"vllm{number}")))
