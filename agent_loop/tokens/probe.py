@@ -23,6 +23,7 @@ from agent_loop.tokens.template import (
     Tokenizer,
     Traits,
     marker_turn,
+    opens_thinking,
     render_after_marker,
     special_texts,
     split_after_marker,
@@ -227,7 +228,7 @@ class _Prober:
             traits,
             merged_results=bool(header) and not any(token in between for token in header),
             prompt_after_results=not without.endswith(closing),
-            starts_in_thinking=_opens_thinking(first),
+            starts_in_thinking=opens_thinking(first),
             schemas="Xd1probe" in first,
             thinking=self._thinking(traits, tools),
             prefix_stable=self._prefix_stable(traits, tools),
@@ -255,8 +256,3 @@ def _first_of(text: str, candidates: Sequence[str]) -> str | None:
     """The candidate that occurs first in the text; of two that start together the longer one."""
     found = [(text.find(c), -len(c), c) for c in candidates if c and c in text]
     return min(found)[2] if found else None
-
-
-def _opens_thinking(prompt: str) -> bool:
-    """Whether the prompt's last thinking tag is an opening one at its very end."""
-    return prompt.rstrip().endswith(("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<mm:think>"))
