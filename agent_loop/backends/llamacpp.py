@@ -14,7 +14,7 @@ from agent_loop.backends.http import JsonClient, field
 from agent_loop.model import ModelRefused, Sampling
 
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-FIRST_GUESS = 64
+FIRST_GUESS = 1000
 """Probabilities asked for at first when scoring: sampled tokens are nearly always among the likeliest few."""
 WHOLE_VOCABULARY = 1_000_000
 
@@ -24,6 +24,7 @@ class LlamaCppBackend:
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
+        self._plain_token: int | None = None
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
@@ -53,6 +54,8 @@ class LlamaCppBackend:
 
     async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
         """One request per position, in order, so that each reads only what the one before had not read."""
+        if self._plain_token is None:
+            self._plain_token = int(field(await self._http.post("/tokenize", {"content": "a"}), "tokens", 0))
         scores = {p: await self._score_one(list(ids[:p]), ids[p]) for p in sorted(set(positions))}
         return [scores[p] for p in positions]
 
@@ -61,11 +64,11 @@ class LlamaCppBackend:
             body = {
                 "prompt": prefix,
                 "n_predict": 1,
-                "temperature": 1.0,
+                # What is sampled does not matter, but inside a character no probabilities would come: sample a letter.
+                "temperature": 0.0,
+                "logit_bias": [[self._plain_token, 1000.0]],
                 "n_probs": wanted,
                 "cache_prompt": True,
-                "return_tokens": True,
-                "ignore_eos": False,
             }
             answer = await self._http.post("/completion", body)
             for entry in field(answer, "completion_probabilities", 0, "top_logprobs"):

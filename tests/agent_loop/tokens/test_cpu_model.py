@@ -64,7 +64,7 @@ async def check_faults(model: CpuModel, records) -> None:
     """The model contradicts each fault that is consistent in itself."""
     line, record = next((k, r) for k, r in records if follows_itself(r))
     for fault in CONSISTENT_FAULTS:
-        confirmation = await confirm_on(model, [(line, corrupted(record, fault))], 40)
+        confirmation = await confirm_on(model, [(line, corrupted(record, fault))], 16)
         assert confirmation.violation is not None, fault.__name__
 
 
