@@ -89,7 +89,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self._wandb_run: Any = None
 
     def _server_count(self) -> int:
-        return len(self.server_configs) if isinstance(self.server_configs, list) else 1
+        return max(1, len(self.server_configs)) if isinstance(self.server_configs, list) else 1
 
     @cached_property
     def server(self) -> Any:
