@@ -102,6 +102,7 @@ _IN_TEMPLATE = (
     Signature("llama3_json", ("<|start_header_id|>", "parameters")),
 )
 _PLAIN_TAG = re.compile(r"<tool_call>\s*+(.?)")
+_SECTION = re.compile(r">>>[^\s<>{]{1,256}\n\s*+\{")
 _BARE_OBJECT = re.compile(
     r"(?:\A|</think>)\s*+(?:```[a-z]{0,8}\s*+)?\[?\s*+\{\s*+[\"'](?:name|tool_name|type|function)[\"']"
 )
@@ -121,6 +122,8 @@ def format_of_text(text: Text) -> str:
         return "functionary_v31" if re.search(r"<function=[^<>\n]{1,256}>\s{0,20}\{", raw) else "qwen3_coder"
     if "<function_calls>" in raw:
         return "olmo3"
+    if _SECTION.search(raw):
+        return "functionary_v32"
     if _BARE_OBJECT.search(raw):
         return "xlam" if re.search(r"(?:\A|</think>)\s*+(?:```[a-z]{0,8}\s*+)?\[", raw) else "llama3_json"
     return "pythonic" if _BARE_CALLS.search(raw) else "plain"

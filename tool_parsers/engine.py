@@ -15,6 +15,9 @@ from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Reading, Scan, Segment, Start
 from tool_parsers.text import Text
 
+LONGEST_MARKER = 128
+"""No marker of any format is longer: with this much text behind a call, its closer is there or never will be."""
+
 
 @dataclass
 class _Turn:
@@ -29,6 +32,7 @@ class _Turn:
     errors: list[Malformed] = field(default_factory=list)
 
     def add_text(self, text: str) -> None:
+        """Take text: content before the first call, trailing after it."""
         self.written.append(text)
         (self.after if self.calls else self.before).append(text)
 
@@ -56,6 +60,9 @@ class Engine:
         self.start = start
         self.scan = Scan(text, tools, text.length, strict)
         self.turn = _Turn()
+        self._certain = True
+        """Whether everything read so far would be read the same with more text behind it."""
+        self._settled: tuple[list[ToolCall], int] = ([], 0)
 
     def run(self) -> Parsed:
         """Parse the whole text."""
@@ -65,6 +72,24 @@ class Engine:
         else:
             self._thinking_and_calls()
         return self._assemble()
+
+    def settled(self, *, resumed: bool) -> tuple[list[ToolCall], int]:
+        """The calls no later text can change, and where the last of them ends; `resumed` when calls came before."""
+        if resumed:
+            self.turn.reasoning.append("")
+            self._calls(0, self.text.length, thinking=self.form.reasoning is not None)
+        else:
+            self._thinking_and_calls()
+        return self._settled
+
+    def _settle(self, reading: Reading) -> None:
+        """A reading is certain when it needed no guessing and enough text follows to show that it has ended."""
+        clean = not reading.errors and all(c.ok and c.complete and not c.repaired for c in reading.calls)
+        followed = self.text.length - self.text.skip_blanks(reading.end) >= LONGEST_MARKER
+        self._certain = self._certain and clean and followed
+        if self._certain:
+            self._settled[0].extend(reading.calls)
+            self._settled = (self._settled[0], reading.end)
 
     # -- message-structured formats
 
@@ -100,7 +125,7 @@ class Engine:
     def _calls(self, place: int, end: int, *, thinking: bool) -> None:
         """Read text and calls from `place` to `end`, entering thinking blocks where they open."""
         text_from = place
-        while place < end:
+        while place < end and not self.scan.exhausted:
             call = self._next_call(place)
             opened, opener = self._next_thought(place) if thinking else (-1, "")
             if thinking and self._orphan_closer(place, call, opened):
@@ -109,16 +134,25 @@ class Engine:
                 self.turn.add_text(self.text.raw[text_from:opened])
                 place = text_from = self._think(opened + len(opener))
             elif call >= 0:
-                reading = self.form.reader.read(self.scan, call) if self.form.reader else None
-                if reading is None or reading.end <= call:
-                    place = call + 1
-                    continue
-                self.turn.add_text(self.text.raw[text_from:call])
-                self.turn.add(reading, self.text.raw, call)
-                place = text_from = reading.end
+                place, text_from = self._call(call, text_from)
             else:
                 break
+        if self.scan.exhausted and place < end:
+            message = "The text repeats broken calls; what follows was not read."
+            self.turn.errors.append(Malformed(message, "", (place, end)))
         self.turn.add_text(self.text.raw[text_from:end])
+
+    def _call(self, call: int, text_from: int) -> tuple[int, int]:
+        """Read the call at this place; returns where reading goes on and where pending text begins."""
+        reading = self.form.reader.read(self.scan, call) if self.form.reader else None
+        if reading is None or reading.end <= call:
+            self.scan.misses += 1
+            self._certain = False
+            return call + 1, text_from
+        self.turn.add_text(self.text.raw[text_from:call])
+        self.turn.add(reading, self.text.raw, call)
+        self._settle(reading)
+        return reading.end, reading.end
 
     def _next_call(self, place: int) -> int:
         found = self.form.reader.find(self.scan, place) if self.form.reader else -1
@@ -160,6 +194,7 @@ class Engine:
         if closer >= 0:
             self.turn.reasoning.append(self.text.raw[inside:closer])
             return closer + len(marker)
+        self._certain = False
         call = self._next_call(inside)
         if call >= 0 and (reasoning.implicit_end or self._ends_in_calls(call)):
             self.turn.reasoning.append(self.text.raw[inside:call])
@@ -169,10 +204,12 @@ class Engine:
 
     def _closer(self, inside: int) -> tuple[int, str]:
         """The closer of a thinking block; one inside the arguments of a finished call is data."""
-        assert self.form.reasoning is not None and self.form.reader is not None
+        assert self.form.reasoning is not None
         closer, marker = self.text.first(self.form.reasoning.closers, inside)
-        place = inside
-        while closer >= 0:
+        if self.form.reader is None:
+            return closer, marker
+        place, faults = inside, self.scan.faults
+        while closer >= 0 and not self.scan.exhausted:
             call = self._next_call(place)
             if call < 0 or call > closer:
                 break
@@ -181,6 +218,7 @@ class Engine:
             finished = reading is not None and reading.calls and all(c.ok and c.complete for c in reading.calls)
             if finished and place > closer:
                 closer, marker = self.text.first(self.form.reasoning.closers, place)
+        self.scan.faults = faults
         return closer, marker
 
     def _ends_in_calls(self, call: int) -> bool:
@@ -190,6 +228,7 @@ class Engine:
         while call >= 0:
             reading = self.form.reader.read(self.scan, call)
             if reading is None or reading.end <= call or not all(c.ok for c in reading.calls) or not reading.calls:
+                self.scan.faults = 0
                 return False
             following = self._next_call(reading.end)
             rest.append(self.text.raw[reading.end : following if following >= 0 else self.text.length])
@@ -221,6 +260,8 @@ class Engine:
         self.turn.after = []
 
     def _trimmed(self, before: str, after: str) -> tuple[str, str]:
+        if self.form.joined:
+            before, after = before + after, ""
         if self.turn.reasoning:
             before = before.lstrip("\n")
         if any(call.ok for call in self.turn.calls):
@@ -230,8 +271,6 @@ class Engine:
                 before, after = before.strip("\n"), after.strip("\n")
             else:
                 before = before.removesuffix(self.form.trim_exactly)
-        if self.form.joined:
-            before, after = before + after, ""
         return (before if before.strip() else ""), (after if after.strip() else "")
 
     def _without_structure(self, text: str) -> str:
@@ -243,6 +282,6 @@ class Engine:
 def run(form: Format, raw: str, tools: Tools, start: Start | None, strict: bool) -> Parsed:
     """Parse one text in one format."""
     text = Text(raw)
-    if form.adapt is not None:
+    while form.adapt is not None:
         form = form.adapt(text)
     return Engine(form, text, tools, start, strict).run()

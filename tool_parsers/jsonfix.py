@@ -5,6 +5,7 @@ It only rewrites; whether the outcome is JSON is for the strict decoder to say. 
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 
@@ -13,7 +14,10 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _STRUCTURE = re.compile(r"\s*+(?:[,:}\]]|\Z)")
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)|\"|[\x00-\x1f]", re.DOTALL)
+_NOT_IN_STRING = re.compile(r"[{}\[\]\n]")
+_ESCAPE = re.compile(
+    r"\\(u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\"|[\x00-\x1f]", re.DOTALL
+)
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _CLOSER = {"{": "}", "[": "]"}
 MAX_DEPTH = 100
@@ -42,6 +46,7 @@ class _Fixer:
         self.fixed = Fixed()
 
     def run(self) -> Fixed:
+        """Rewrite token by token until the value is closed or the window ends."""
         at = 0
         while at < len(self.window):
             token = _TOKEN.match(self.window, at)
@@ -71,15 +76,24 @@ class _Fixer:
         quote, end = token.group()[0], token.end()
         while not _STRUCTURE.match(self.window, end):
             again = self.window.find(quote, end)
-            if again < 0:
+            # Brackets or a line's end between the quotes mean that the string was over and something else is wrong.
+            if again < 0 or _NOT_IN_STRING.search(self.window, end, again):
                 self.fixed.hopeless = True
                 return end
             end = again + 1
             self._note("inner_quotes")
         if quote == "'":
             self._note("single_quotes")
-        self.out.append('"' + _ESCAPE.sub(self._escape, self.window[token.start() + 1 : end - 1]) + '"')
+        escape = self._python_escape if quote == "'" else self._escape
+        self.out.append('"' + _ESCAPE.sub(escape, self.window[token.start() + 1 : end - 1]) + '"')
         return end
+
+    def _python_escape(self, match: re.Match[str]) -> str:
+        """Single quotes mean Python wrote it: its escapes for characters count there."""
+        found = match.group()
+        if len(found) in (4, 10):
+            return json.dumps(chr(int(found[2:], 16)))[1:-1]
+        return self._escape(match)
 
     def _escape(self, match: re.Match[str]) -> str:
         found = match.group()
@@ -94,6 +108,8 @@ class _Fixer:
         self._note("bad_escape")
         if letter == "'":
             return "'"
+        if len(found) > 2:
+            return "\\" + found
         # A backslash before a real newline continues the line in Python and shells: keep both characters.
         return "\\\\" + letter
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,14 @@ from typing import Any
 from tool_parsers.jsonfix import MAX_DEPTH, fix
 from tool_parsers.text import Text, without_lone_surrogates
 
-_FIRST_WINDOW = 4096
+_FIRST_WINDOW = 512
 _NEAR_END = 12
 """A fault this close to the end of a window may be the window's doing: look again with a larger one."""
 _COMPLETE_ENDS = ("}", "]")
+_OPEN_ENDS = ("{", "[", ",", ":", "")
+_ESCAPED_OBJECT = re.compile(r"\{\s*+(?:\\n)*+\\\"")
+_SUSPECT = re.compile(r"\\u[dD]|\d[eE]\+?\d{3}|\d{300}")
+"""Text whose value must be looked through for lone surrogates or infinities; the rest is spared the walk."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def decode(text: Text, start: int, stops: tuple[str, ...] = (), limit: int | Non
     """Read the object or array at `start`; `stops` are the markers that may end it when it is malformed."""
     limit = text.length if limit is None else limit
     outcome = _read_strictly(text.raw, start, limit)
-    if isinstance(outcome, Decoded) or outcome.message.endswith("is not a JSON value"):
+    if isinstance(outcome, Decoded) or outcome.message.endswith(("is not a JSON value", "nested too deeply")):
         return outcome
     return _repair(text, start, stops, limit, outcome)
 
@@ -86,8 +91,10 @@ def _read_strictly(raw: str, start: int, limit: int) -> Decoded | Fault:
         cut = start + size >= limit
         try:
             value, end = decoder.raw_decode(window)
-            value, extra = _clean(value)
-            return Decoded(value, start + end, repairs + extra)
+            if _SUSPECT.search(window, 0, end) or window.count("[", 0, end) + window.count("{", 0, end) > MAX_DEPTH:
+                value, extra = _clean(value)
+                repairs += extra
+            return Decoded(value, start + end, repairs)
         except json.JSONDecodeError as error:
             if error.msg.startswith("Invalid control character") and decoder is _STRICT:
                 decoder, repairs = _LENIENT, ("raw_newline",)
@@ -96,7 +103,9 @@ def _read_strictly(raw: str, start: int, limit: int) -> Decoded | Fault:
             if cut or not open_end:
                 return Fault(_reason(error), start + error.pos, cut and open_end)
         except (_Refused, RecursionError) as error:
-            return Fault(str(error) if isinstance(error, _Refused) else "nested too deeply", start)
+            if isinstance(error, _Refused):
+                return Fault(str(error), start)
+            return Fault("nested too deeply", start + len(window))
         except ValueError:
             # int() refuses numbers of thousands of digits.
             return Fault("a number is too long", start)
@@ -108,11 +117,14 @@ def _reason(error: json.JSONDecodeError) -> str:
 
 
 def _repair(text: Text, start: int, stops: tuple[str, ...], limit: int, fault: Fault) -> Decoded | Fault:
+    if _ESCAPED_OBJECT.match(text.raw, start, limit):
+        return _unescape(text, start, stops, limit, fault)
     for stop in _window_ends(text, start, stops, limit, fault.at):
         fixed = fix(text.raw[start:stop])
         if fixed.open_string:
             continue
-        whole = not fixed.unclosed or stop < limit or fixed.last in _COMPLETE_ENDS
+        closed_by_marker = stop < limit and fixed.last not in _OPEN_ENDS
+        whole = not fixed.unclosed or closed_by_marker or fixed.last in _COMPLETE_ENDS
         if fixed.hopeless or not whole:
             break
         outcome = _read_strictly(fixed.text, 0, len(fixed.text))
@@ -122,6 +134,15 @@ def _repair(text: Text, start: int, stops: tuple[str, ...], limit: int, fault: F
             return Fault(outcome.message, fault.at)
         break
     return fault
+
+
+def _unescape(text: Text, start: int, stops: tuple[str, ...], limit: int, fault: Fault) -> Decoded | Fault:
+    """JSON that was escaped once more than it should be, without the quotes around it."""
+    stop, _ = text.first(stops, start)
+    stop = stop if 0 <= stop < limit else limit
+    once = _read_strictly('"' + text.raw[start:stop].strip() + '"', 0, stop - start + 2)
+    inner = _read_strictly(once.value, 0, len(once.value)) if isinstance(once, Decoded) else once
+    return Decoded(inner.value, stop, ("escaped_json",)) if isinstance(inner, Decoded) else fault
 
 
 def _window_ends(text: Text, start: int, stops: tuple[str, ...], limit: int, fault_at: int) -> list[int]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tool_parsers import engine
 from tool_parsers.detect import format_of_template, format_of_text
 from tool_parsers.formats import FORMATS
+from tool_parsers.response_template import format_from
 from tool_parsers.result import Parsed
 from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Start
+from tool_parsers.stream import Stream
 from tool_parsers.text import Text
 
 
@@ -46,6 +48,10 @@ class Parser:
         """
         return engine.run(self.form, text, Tools.of(tools), start, self.strict)
 
+    def stream(self, tools: Sequence[Any] | None = None, start: Start | None = "content") -> Stream:
+        """The same parse for text that arrives in pieces: `feed()` them, then `finish()`."""
+        return Stream(self.form, tools, start, self.strict)
+
 
 def _key(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(".", "_")
@@ -73,14 +79,22 @@ def list_parsers(aliases: bool = False) -> list[str]:
     return sorted(names)
 
 
-def get_parser(name: str | None = None, *, template: str | None = None, strict: bool = False) -> Parser:
-    """The parser of this name or alias, or the one for the source of a chat template.
+def get_parser(
+    name: str | None = None,
+    *,
+    template: str | None = None,
+    response_template: Mapping[str, Any] | None = None,
+    strict: bool = False,
+) -> Parser:
+    """The parser of this name or alias, or for a chat template's source, or for a tokenizer's `response_template`.
 
     `strict=True` turns every repair into an error.
     """
+    if name is None and response_template is not None:
+        return Parser(format_from(response_template), strict)
     if name is None:
         if template is None:
-            raise TypeError("get_parser needs a name or a template")
+            raise TypeError("get_parser needs a name, a template or a response_template")
         name = format_of_template(template) or "plain"
     form = _BY_NAME.get(_key(name))
     if form is None:

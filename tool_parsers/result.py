@@ -1,7 +1,7 @@
 """What a parse gives: text, reasoning, calls and faults, each with its place in the input.
 
-A call whose name could be read is in `Parsed.calls` even when its arguments could not (then `error` says what is wrong);
-a malformed call without a readable name is in `Parsed.errors`. Text without any call has neither.
+A call whose name could be read is in `Parsed.calls` even when its arguments could not (then `error` says why); a
+malformed call without a readable name is in `Parsed.errors`. Text without any call has neither.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tool_parsers.jsonread import Decoded, loads
+from tool_parsers.jsonread import Decoded, Fault, loads
 from tool_parsers.pyliteral import python_value
 
 _ALIASES = {
     "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
     "int": "integer", "int32": "integer", "int64": "integer", "uint": "integer", "long": "integer", "short": "integer",
-    "float": "number", "float32": "number", "float64": "number", "double": "number", "decimal": "number", "num": "number",
+    "float": "number", "float32": "number", "float64": "number", "double": "number", "decimal": "number",
     "bool": "boolean", "binary": "boolean",
     "dict": "object", "map": "object", "struct": "object",
     "list": "array", "tuple": "array", "set": "array", "arr": "array",
@@ -118,26 +118,28 @@ def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
     """The JSON types a schema allows; empty when it says nothing."""
     if not isinstance(schema, Mapping) or depth > _MAX_UNION_DEPTH:
         return frozenset()
-    found: set[str] = set()
-    declared = schema.get("type")
-    for name in declared if isinstance(declared, list) else [declared]:
-        if isinstance(name, str):
-            found.add(_ALIASES.get(name.lower(), name.lower()))
-    values = schema.get("enum")
-    if not found and isinstance(values, list):
-        found |= {_TYPE_NAMES.get(type(value), "null") for value in values}
-    if not found and "const" in schema:
-        found.add(_TYPE_NAMES.get(type(schema["const"]), "null"))
+    found = _stated_types(schema)
     for key in ("anyOf", "oneOf", "allOf"):
         for branch in _branches(schema, key):
             found |= types_of(branch, depth + 1)
-    if not found and "properties" in schema:
-        found.add("object")
-    if not found and "items" in schema:
-        found.add("array")
-    if schema.get("nullable") is True:
-        found.add("null")
-    return frozenset(found)
+    found = found or _implied_types(schema)
+    return frozenset(found | {"null"} if schema.get("nullable") is True else found)
+
+
+def _stated_types(schema: Mapping[str, Any]) -> set[str]:
+    """What `type` says, or else the types of the values listed."""
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
+    found = {_ALIASES.get(name.lower(), name.lower()) for name in names if isinstance(name, str)}
+    values = schema.get("enum")
+    listed = values if isinstance(values, list) else [schema["const"]] if "const" in schema else []
+    return found or {_TYPE_NAMES.get(type(value), "null") for value in listed}
+
+
+def _implied_types(schema: Mapping[str, Any]) -> set[str]:
+    if "properties" in schema:
+        return {"object"}
+    return {"array"} if "items" in schema else set()
 
 
 def typed(text: str, schema: Any, untyped: Callable[[str], Any] | None = None) -> Any:
@@ -223,26 +225,36 @@ def _boolean(bare: str, or_string: bool) -> Any:
     return False if lowered in ("false", "0") else _UNFIT
 
 
-def _container(brackets: str, kind: type) -> Callable[[str, bool], Any]:
+def _container(bracket: str, kind: type) -> Callable[[str, bool], Any]:
     def read(bare: str, or_string: bool) -> Any:
-        if bare[:1] == '"' and bare[-1:] == '"':
-            inner = loads(bare)
-            bare = inner.value if isinstance(inner, Decoded) and isinstance(inner.value, str) else bare
-        if bare[:1] != brackets:
+        bare = _unquoted(bare)
+        if bare[:1] != bracket:
             return _UNFIT
         outcome = loads(bare)
-        if not (isinstance(outcome, Decoded) and not outcome.repairs) and not or_string:
-            literal = python_value(bare)
-            if isinstance(literal, kind):
-                return literal
-        if not isinstance(outcome, Decoded) and '\\"' in bare:
-            # Doubly encoded: the model escaped the JSON once more than it should.
-            once = loads(f'"{bare}"')
-            outcome = loads(once.value) if isinstance(once, Decoded) else once
-        fits = isinstance(outcome, Decoded) and isinstance(outcome.value, kind) and not (or_string and outcome.repairs)
-        return outcome.value if fits and isinstance(outcome, Decoded) else _UNFIT
+        if isinstance(outcome, Decoded) and isinstance(outcome.value, kind) and not outcome.repairs:
+            return outcome.value
+        if or_string:
+            return _UNFIT
+        return next((value for value in _guesses(bare, outcome) if isinstance(value, kind)), _UNFIT)
 
     return read
+
+
+def _unquoted(bare: str) -> str:
+    """The JSON inside a JSON string, or the text itself."""
+    inner = loads(bare) if bare[:1] == '"' and bare[-1:] == '"' else None
+    return inner.value if isinstance(inner, Decoded) and isinstance(inner.value, str) else bare
+
+
+def _guesses(bare: str, outcome: Decoded | Fault) -> Iterator[Any]:
+    """What almost-JSON may mean: a Python literal, repaired JSON, JSON escaped once more than it should be."""
+    yield python_value(bare)
+    if isinstance(outcome, Decoded):
+        yield outcome.value
+    elif '\\"' in bare:
+        once = loads(f'"{bare}"')
+        twice = loads(once.value) if isinstance(once, Decoded) else once
+        yield twice.value if isinstance(twice, Decoded) else None
 
 
 _READERS: tuple[tuple[str, Callable[[str, bool], Any]], ...] = (

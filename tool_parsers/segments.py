@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tool_parsers.jsonread import Decoded, decode_strictly
 from tool_parsers.spec import Segment, Start
@@ -19,13 +18,8 @@ _MUSE_END = re.compile(r"<\|(?:eom|eot)\|>")
 _SECTION = re.compile(r">>>([^\s<>{]{1,256})\n")
 _FIRST_SECTION = re.compile(r"\s*+([^\s<>{]{1,256})\n(?=\s*+\{)|\s*+(all)\n")
 
-
-@dataclass
-class _Message:
-    """A harmony message being read: where its header and body begin."""
-
-    opened: int
-    body: int = -1
+MAX_MESSAGES = 2000
+"""More messages than this in one turn are a model caught in a loop: the rest is text."""
 
 
 def harmony(text: Text, start: Start | None) -> list[Segment]:
@@ -41,10 +35,13 @@ def _harmony(text: Text) -> Iterator[Segment]:
         end = first.start() if first else text.length
         yield Segment("content", 0, end)
         place = end
-    while place < text.length:
+    for _ in range(MAX_MESSAGES):
+        if place >= text.length:
+            return
         segment = _harmony_message(text, place)
         yield segment
         place = _after_end_mark(text, segment.end)
+    yield Segment("content", place, text.length)
 
 
 def _after_end_mark(text: Text, place: int) -> int:
@@ -94,7 +91,7 @@ def _message_end(text: Text, body: int, marks: re.Pattern[str]) -> tuple[int, bo
     mark = text.search(marks, body)
     while mark is not None and mark.re is _HARMONY and mark.group(1) in ("message", "constrain"):
         mark = text.search(marks, mark.end())
-    return (mark.start(), True) if mark is not None else (text.length, True)
+    return (mark.start(), True) if mark is not None else (text.length, False)
 
 
 def _json_message_end(text: Text, body: int, marks: re.Pattern[str]) -> tuple[int, bool]:
@@ -112,7 +109,7 @@ def muse(text: Text, start: Start | None) -> list[Segment]:
     """Muse: `to=self` is thinking, `to=user` the answer, any other recipient a place where calls stand."""
     found: list[Segment] = []
     place = 0
-    while place < text.length:
+    while place < text.length and len(found) < MAX_MESSAGES:
         header = _MUSE_HEADER.match(text.raw, place)
         body = header.end() if header else place
         mark = text.search(_MUSE_END, body)
@@ -123,7 +120,7 @@ def muse(text: Text, start: Start | None) -> list[Segment]:
         else:
             found.append(Segment("content" if recipient == "user" else "calls", body, end))
         place = mark.end() if mark else text.length
-    return found
+    return [*found, Segment("content", place, text.length)]
 
 
 def functionary(text: Text, start: Start | None) -> list[Segment]:
@@ -135,11 +132,11 @@ def functionary(text: Text, start: Start | None) -> list[Segment]:
         body = place
         end, _ = _message_end(text, body, _SECTION)
         if name != "all":
-            end, _ = _json_message_end(text, body, _SECTION)
-            found.append(Segment("call", body, end, name, opened))
+            end, closed = _json_message_end(text, body, _SECTION)
+            found.append(Segment("call", body, end, name, opened, closed))
         else:
             found.append(Segment("content", body, end))
         mark = text.search(_SECTION, end)
-        if mark is None:
+        if mark is None or len(found) >= MAX_MESSAGES:
             return found
         place, name, opened = mark.end(), mark.group(1), mark.start()

@@ -17,11 +17,14 @@ _MAX_ENCODINGS = 3
 class Keys:
     """Where a call object keeps its parts."""
 
-    name: tuple[str, ...] = ("name", "tool_name", "function")
+    name: tuple[str, ...] = ("name", "tool_name", "function", "tool")
     arguments: tuple[str, ...] = ("arguments", "parameters", "args", "input")
     single: bool = False
     """Whether a call is `{"tool": {arguments}}` with the name as the only key."""
     arguments_required: bool = False
+
+
+DEFAULT_KEYS = Keys()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ from tool_parsers.text import Text
 MAX_NAME = 256
 """Longer names are not names: a bound on every header search."""
 
+MAX_FAULTS = 500
+"""More broken calls than this in one text are a model caught in a loop: the rest is text."""
+MAX_MISSES = 5000
+
 Start = Literal["content", "reasoning", "header"]
 Trim = Literal["verbatim", "newlines", "strip"]
 
@@ -106,6 +110,15 @@ class Scan:
     tools: Tools
     end: int
     strict: bool = False
+    faults: int = 0
+    """Broken calls met so far."""
+    misses: int = 0
+    """Openers met so far that turned out to be plain text."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the text is a degenerate repetition not worth reading further."""
+        return self.faults >= MAX_FAULTS or self.misses >= MAX_MISSES
 
     def call(
         self,
@@ -125,7 +138,8 @@ class Scan:
             error = "The call has no name: write the name of a tool."
         if error is None and self.strict and repaired:
             error = f"The call `{name}` is not written correctly ({', '.join(repaired)})."
-        unique = tuple(dict.fromkeys(repaired))
+        self.faults += error is not None
+        unique = tuple(dict.fromkeys(repaired)) if repaired else ()
         return ToolCall(
             name=name,
             arguments=arguments if error is None and isinstance(arguments, dict) else {},
@@ -137,8 +151,16 @@ class Scan:
             error=error,
         )
 
+    def noted(self, call: ToolCall, repair: str) -> ToolCall:
+        """The same call with one more repair to its name."""
+        repaired = (*call.repaired, repair)
+        return self.call(
+            call.name, call.arguments, call.span, complete=call.complete, repaired=repaired, error=call.error
+        )
+
     def malformed(self, message: str, span: tuple[int, int]) -> Malformed:
         """Record a call that has no readable name."""
+        self.faults += 1
         return Malformed(message, self.text.raw[span[0] : span[1]], span)
 
     def find(self, marker: str, start: int) -> int:

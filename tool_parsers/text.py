@@ -1,7 +1,7 @@
 """Text with every marker located once, so that no search ever walks the same stretch twice.
 
-A plain `str.find` per opener is quadratic when the closer it looks for is missing; here each literal or pattern is indexed
-on first use and looked up by bisection afterwards.
+A plain `str.find` per opener is quadratic when the closer it looks for is missing; here each literal or pattern is
+indexed on first use and looked up by bisection afterwards.
 """
 
 from __future__ import annotations

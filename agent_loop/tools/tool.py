@@ -16,14 +16,13 @@ from agent_loop.model import ToolSchema
 from agent_loop.runtime import NestedCall, ToolOutcome
 
 if TYPE_CHECKING:
-    from sandbox_pool.sandbox import Sandbox
-
     from agent_loop.tools.config import ToolConfig
     from agent_loop.tools.hygiene import Redactor
     from agent_loop.tools.process_table import ProcessTable
     from agent_loop.tools.todo import TodoList
     from agent_loop.tools.web import WebProvider
     from agent_loop.tools.workspace import Workspace
+    from sandbox_pool.sandbox import Sandbox
 
 
 class NestedCaller(Protocol):

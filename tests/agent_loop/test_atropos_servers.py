@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from support.loop_chat_server import chat_server, message, tool_call
-from support.loop_servers import assert_paired, echo, tool, user
-
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.outcome import Outcome
+from support.loop_chat_server import chat_server, message, tool_call
+from support.loop_servers import assert_paired, echo, tool, user
 
 
 async def test_a_server_manager_is_accepted_as_it_is():

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from support.loop_chat_server import chat_server, message, tool_call
-from support.loop_servers import ScriptedServer, assert_paired, echo, says, tool, user
 
 from agent_loop.chat import ChatServer, as_model_server
 from agent_loop.chat_errors import translate
@@ -19,6 +17,8 @@ from agent_loop.outcome import Outcome
 from agent_loop.result import AgentResult
 from agent_loop.retry import RetryPolicy
 from agent_loop.runtime import ToolStatus
+from support.loop_chat_server import chat_server, message, tool_call
+from support.loop_servers import ScriptedServer, assert_paired, echo, says, tool, user
 
 FAST = RetryPolicy(attempts=3, base_s=0.0)
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.loop_servers import ScriptedConversation, ScriptedServer, assert_paired, says, tool
 
 from agent_loop.context import ContextOverflow, ContextPolicy, ContextWindow
 from agent_loop.context_strategies import DropOldest, ShortenOldResults, ShortenRecent, SummarizeOldest
 from agent_loop.context_view import build_view, estimate, estimate_tools, head_length
 from agent_loop.model import Message, ModelTurn, ModelUnavailable, ToolSchema
+from support.loop_servers import ScriptedConversation, ScriptedServer, assert_paired, says, tool
 
 
 def pair(number: int, results: Sequence[str]) -> list[Message]:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 from agent_loop.limits import Limits, earliest
 from agent_loop.loop import HermesAgentLoop
@@ -14,6 +13,7 @@ from agent_loop.model import Sampling
 from agent_loop.outcome import Outcome
 from agent_loop.result import AgentResult
 from agent_loop.runtime import ToolStatus
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 
 async def run(server: ScriptedServer, handler: Any = echo, **options: Any) -> AgentResult:

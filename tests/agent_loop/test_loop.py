@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 import agent_loop
 from agent_loop.context import ContextPolicy
@@ -23,6 +22,7 @@ from agent_loop.result import AgentResult
 from agent_loop.results_budget import ResultBudget
 from agent_loop.runtime import NestedCall, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 
 class Runtime:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
 
 from agent_loop.chat import ChatServer
 from agent_loop.context import ContextPolicy
@@ -27,6 +26,7 @@ from agent_loop.results_budget import ResultBudget
 from agent_loop.retry import RetryPolicy
 from agent_loop.runtime import NestedCall, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxFileError, SandboxLost
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
 
 TOOLS = [tool(), tool("look", required=(), path={"type": "string"}), tool("wait", required=(), n={"type": "integer"})]
 NAMES = ("terminal", "look", "wait", "nope", "")

@@ -8,8 +8,6 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
-
 from agent_loop.chat import ChatServer
 from agent_loop.context import ContextPolicy
 from agent_loop.limits import Limits
@@ -19,6 +17,7 @@ from agent_loop.outcome import Outcome
 from agent_loop.result import AgentResult
 from agent_loop.retry import RetryPolicy
 from agent_loop.runtime import ToolStatus
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 
 async def run(*script: Any, **options: Any) -> AgentResult:

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.loop_servers import assert_paired, tool, user
 
 from agent_loop.backends import connect
 from agent_loop.context import ContextPolicy
@@ -25,6 +24,7 @@ from agent_loop.standin import Policy, StandIn, named_policy
 from agent_loop.standin.policies import failing, wild
 from agent_loop.tokens.probe import probe_template
 from agent_loop.verify import verify_lines
+from support.loop_servers import assert_paired, tool, user
 from tool_parsers import get_parser
 
 FAST = RetryPolicy(attempts=4, base_s=0.001)

@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
 
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.metrics import call_metrics
 from agent_loop.runtime import ToolStatus
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
 
 PARTS = ("executed_ok", "exec_error", "invalid", "unknown", "malformed", "skipped", "cancelled", "lost")
 

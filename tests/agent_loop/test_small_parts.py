@@ -6,13 +6,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from support.loop_servers import call, calls, says
 
 from agent_loop.messages import MALFORMED_NAME, CallIds, arguments_text, assistant_message, settle, tool_message
 from agent_loop.model import ModelRefused, ModelUnavailable
 from agent_loop.reasoning import extract_reasoning
 from agent_loop.retry import RetryPolicy, with_retries
 from agent_loop.runtime import ToolOutcome, ToolStatus, as_outcome
+from support.loop_servers import call, calls, says
 
 
 @pytest.mark.parametrize(

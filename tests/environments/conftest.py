@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import requests
+
 from support.atropos_api import RunApi, run_api
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.env_pool import DirectoryPool
-from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
 from agent_loop.standin import Fault, PolicyRequest
 from agent_loop.standin.policies import call
 from agent_loop.verify import verify_lines
 from environments.base import SandboxContext, Score
 from environments.rollout import as_score
+from support.env_pool import DirectoryPool
+from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
 
 @pytest.fixture

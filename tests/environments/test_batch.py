@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.env_pool import DirectoryPool
-from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
 from agent_loop.records import RolloutRecord
 from agent_loop.standin import Fault, PolicyRequest
 from agent_loop.verify import verify_lines
 from environments.runs.batch import evaluate_run, process_run
+from support.env_pool import DirectoryPool
+from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import pytest
-from support.env_tasks import right
 
 from agent_loop.model import ModelTurn, Sampling
 from agent_loop.standin import StandIn
 from environments.env_config import ServerConfig
 from environments.models import ModelOpener, load_tokenizer
+from support.env_tasks import right
 
 TASK = [{"role": "user", "content": "Write 5 into answer.txt"}]
 TOOLS = [{"type": "function", "function": {"name": "terminal", "parameters": {"type": "object", "properties": {}}}}]

@@ -5,10 +5,10 @@ import io
 import orjson
 import pytest
 from rich.console import Console
-from support.records import make_record, make_run
 
 from environments.summary import Slice, classify, summarize, summarize_slice
 from environments.summary_text import print_summary
+from support.records import make_record, make_run
 
 
 def test_means_leave_lost_rollouts_out_and_say_what_they_cost() -> None:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from support.env_pool import DirectoryPool, DirectorySandbox
 
 from environments.frozen import FrozenWorkspace
 from environments.tool_context import ToolContext
 from sandbox_pool.spec import SandboxSpec
+from support.env_pool import DirectoryPool, DirectorySandbox
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def same(a, b):
     return json.dumps(_norm(a), sort_keys=True) == json.dumps(_norm(b), sort_keys=True)
 
 
-def verdict(rec, content, calls, reasoning=None, strict=False):
+def verdict(rec, content, calls, reasoning=None, strict=False):  # noqa: C901 (one rule per line, as published)
     a = rec.get("asserted")
     if strict or a is None:
         a = {
@@ -54,7 +54,7 @@ def verdict(rec, content, calls, reasoning=None, strict=False):
         bad.append(f"{len(calls)} calls, expected {len(exp)}")
     if cnt in ("both", "max") and len(calls) > len(exp):
         bad.append(f"{len(calls)} calls, expected {len(exp)}")
-    for (n, ar), e in zip(calls, exp):
+    for (n, ar), e in zip(calls, exp, strict=False):
         if a.get("names") and n != e["name"]:
             bad.append(f"name {n!r} != {e['name']!r}")
         if a.get("args", "none") != "none":
@@ -65,7 +65,7 @@ def verdict(rec, content, calls, reasoning=None, strict=False):
             if a["args"] == "exact":
                 if not same(got, want):
                     bad.append(f"args {got!r} != {want!r}")
-            elif isinstance(want, dict):
+            elif isinstance(want, dict):  # noqa: SIM102
                 if not isinstance(got, dict) or any(k not in got or not same(got[k], v) for k, v in want.items()):
                     bad.append(f"args {got!r} lack {want!r}")
     ec = rec["expected_content"] or ""

@@ -10,7 +10,14 @@ from pathlib import Path
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "agent_loop" / "TEMPLATES.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-COLUMNS = ("template", "verdict", "turn ends with", "traits", "thinking when re-rendered", "re-render extends the prompt")
+COLUMNS = (
+    "template",
+    "verdict",
+    "turn ends with",
+    "traits",
+    "thinking when re-rendered",
+    "re-render extends the prompt",
+)
 
 
 def rows() -> list[tuple[str, ...]]:

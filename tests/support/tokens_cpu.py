@@ -6,7 +6,6 @@ import json
 from random import Random
 
 import pytest
-from support.tokens_rollouts import TERMINAL, Rollout
 
 from agent_loop.context import ContextPolicy
 from agent_loop.cpu_model import CpuModel, CpuModelMissing, smollm2_gguf
@@ -16,6 +15,7 @@ from agent_loop.model import Message, Sampling
 from agent_loop.recorder import Recorder
 from agent_loop.records import RolloutRecord
 from agent_loop.tokens.probe import probe_template
+from support.tokens_rollouts import TERMINAL, Rollout
 from tool_parsers import get_parser
 
 SYSTEM = "You are a shell agent. Answer every request with one tool call."

@@ -69,6 +69,9 @@ FORMATS = (
             ("<|tool_call_argument_begin|>",),
             ("<|tool_call_end|>",),
             name=kimi_name,
+            orphan_header=re.compile(
+                r"(?<![\w.|>])((?:functions\.)?[\w.\-]{1,200}:\d{1,9})(?=<\|tool_call_argument_begin\|>)"
+            ),
             infer_from_keys=True,
             stop_at=_KIMI_SECTION[1:4:2],
         ),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from tool_parsers.readers.literal import Literal
 from tool_parsers.spec import Format, Reasoning
 
 FORMATS = (
     Format(
         "gemma4",
-        Literal("<|tool_call>", "<tool_call|>", '<|"|>'),
+        Literal(
+            "<|tool_call>", "<tool_call|>", '<|"|>', bare_header=re.compile(r"(?m)^call:[A-Za-z_][\w.\-]{0,255}\{")
+        ),
         aliases=("gemma_4", "gemma"),
         reasoning=Reasoning(
             ("<|channel><|channel>thought\n", "<|channel>thought\n", "<|channel>thought", "<|channel>"),

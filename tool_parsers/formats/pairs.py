@@ -30,7 +30,14 @@ def _hunyuan(suffix: str) -> Format:
     think, end_think = tags("think")
     return Format(
         "hy_v3",
-        Pairs(opener, closer, tags("arg_key"), tags("arg_value"), separator=f"<tool_sep{suffix}>", section_end=f"</tool_calls{suffix}>"),
+        Pairs(
+            opener,
+            closer,
+            tags("arg_key"),
+            tags("arg_value"),
+            separator=f"<tool_sep{suffix}>",
+            section_end=f"</tool_calls{suffix}>",
+        ),
         reasoning=Reasoning(tuple({think, "<think>"}), tuple({end_think, "</think>"})),
         structure=tags("tool_calls"),
     )

@@ -47,6 +47,7 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
         parameter_end=f"</{bar}parameter>",
         openers=tuple(f"<{bar}{section}>" for section in sections),
         closers=tuple(f"</{bar}{section}>" for section in sections),
+        marker=f"<{bar}invoke",
         json_body=True,
         unwrap=("arguments", "input"),
         attribute_types=True,
@@ -171,10 +172,11 @@ FORMATS = (
         "beam",
         Tagged(
             function=re.compile(r"<rfl:invoke name=\"(?P<name>[^\"<>\n]{1,256})\">"),
-            function_ends=("</rfl:invoke>",),
+            function_ends=("<|call|>", "<|end|>", "<|return|>", "</rfl:invoke>"),
             parameter=re.compile(rf"<rfl:parameter name={_attribute('key')}\s{{0,8}}>"),
             parameter_end="</rfl:parameter>",
             trim_newline=True,
+            marker="<rfl:invoke",
             json_body=True,
         ),
         segments=harmony,
@@ -187,7 +189,8 @@ FORMATS = (
             function=re.compile(r"<\|open\|>call tool=\"(?P<name>[^\"<>\n]{1,256})\"[^<>\n]{0,64}<\|sep\|>"),
             function_ends=("<|close|>call<|sep|>",),
             parameter=re.compile(
-                r"<\|open\|>argument key=\"(?P<key>[^\"<>\n]{1,256})\"(?: type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
+                r"<\|open\|>argument key=\"(?P<key>[^\"<>\n]{1,256})\""
+                r"(?: type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
             ),
             parameter_end="<|close|>argument<|sep|>",
             openers=("<|open|>tools<|sep|>",),

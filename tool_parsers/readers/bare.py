@@ -28,7 +28,7 @@ class BareJson:
     @cached_property
     def inner(self) -> JsonCalls:
         """Reads what stands at an object."""
-        return JsonCalls(self.openers, (), Keys(name=("name", "tool_name")), fence=True)
+        return JsonCalls(self.openers, (), Keys(name=("name", "tool_name"), arguments_required=True), fence=True)
 
     def find(self, scan: Scan, start: int) -> int:
         """The next marker, fence or object that looks like a call."""
@@ -48,7 +48,8 @@ class BareJson:
         if marker and text.raw[place : place + 1] not in ("{", "[", "`"):
             return None
         reading = self.inner.read_body(scan, start, inside)
-        if not reading.calls and not marker:
+        if not marker and all(call.error and call.complete for call in reading.calls):
+            # Without a marker only a whole call is proof that this JSON is a call and not data.
             return None
         closer = next((c for c in self.closers if text.at(c, text.skip_blanks(reading.end))), "")
         if closer:

@@ -46,7 +46,7 @@ class Elements:
     @cached_property
     def tag(self) -> re.Pattern[str]:
         """Opens one element."""
-        return re.compile(re.escape(self.prefix) + r"<([^<>/\n][^<>\n]{0,255})>")
+        return re.compile(re.escape(self.prefix) + r"<(?!invoke |tool_call>)([^<>/\n][^<>\n]{0,255})>")
 
     def find(self, scan: Scan, start: int) -> int:
         """The next group, or a call outside any group."""
@@ -62,7 +62,7 @@ class Elements:
         place = text.skip_blanks(start + len(self.opener)) if text.at(self.opener, start) else start
         reading = Reading(place)
         first = start
-        while (match := self.invoke.match(text.raw, place, scan.end)) is not None:
+        while not scan.exhausted and (match := self.invoke.match(text.raw, place, scan.end)) is not None:
             place = self._call(scan, first, match, reading)
             place = first = text.skip_blanks(place)
         if text.at(self.closer, place):
@@ -114,7 +114,7 @@ class Elements:
                 return self._collected(found, schema, depth), at + len(end_tag)
             match = self.tag.match(scan.text.raw, at, scan.end)
             if match is None:
-                raise _ElementFault(f"expected an element or the end of <{parent}>", scan.find(end_tag, at) < 0)
+                raise _ElementFault(f"expected an element or the end of <{parent}>", at >= scan.end)
             key = match.group(1)
             child = items_of(schema) if key == self.item and key not in properties else properties.get(key)
             value, place = self._value(scan, match.end(), key, child, depth)
@@ -125,15 +125,24 @@ class Elements:
         text_only = types_of(schema) == {"string"}
         if not text_only and self.tag.match(scan.text.raw, scan.text.skip_blanks(begin), scan.end):
             return self._children(scan, begin, key, schema, depth + 1)
-        end = scan.find(end_tag, begin)
-        stop = scan.find(self.prefix, begin)
-        if end < 0 or (not text_only and stop < end):
-            raise _ElementFault(f"the element <{key}> is not closed", end < 0 and stop < 0)
+        end = self._text_end(scan, begin, end_tag, text_only)
+        if end < 0:
+            raise _ElementFault(f"the element <{key}> is not closed", scan.find(self.prefix, begin) < 0)
         value = scan.text.raw[begin:end]
         if not value and types_of(schema) in ({"array"}, {"object"}):
             # The template writes an empty container as an empty element.
             return ([] if types_of(schema) == {"array"} else {}), end + len(end_tag)
         return typed(value, schema, json_or_text), end + len(end_tag)
+
+    def _text_end(self, scan: Scan, begin: int, end_tag: str, text_only: bool) -> int:
+        """Where a text value ends: at the next marked tag, or, in a string, at its own end tag within the call."""
+        place = scan.find(self.prefix, begin)
+        while place >= 0 and not scan.text.at(end_tag, place):
+            size = len(self.prefix)
+            if not text_only or scan.text.raw.startswith(("</invoke>", "<invoke ", "</tool_call>"), place + size):
+                return -1
+            place = scan.find(self.prefix, place + size)
+        return place
 
     def _collected(self, found: list[tuple[str, Any]], schema: Any, depth: int) -> Any:
         """Elements named `item` are a list, everything else an object; a repeated key gathers its values."""

@@ -43,6 +43,8 @@ class Headed:
     arrays: JsonCalls | None = None
     """Read with this where JSON follows the opener at once."""
     brace_ends_header: bool = False
+    orphan_header: re.Pattern[str] | None = None
+    """A header (its first group) with its separator, for models that drop the opener."""
     infer_from_keys: bool = False
     """Whether a bare counter as header means: the tool that has these arguments."""
     fence: bool = False
@@ -55,17 +57,25 @@ class Headed:
         return self.closers + self.openers + self.stop_at
 
     def find(self, scan: Scan, start: int) -> int:
-        """The next opener."""
-        return scan.first(self.openers, start)[0]
+        """The next opener, or the next header that lost its opener."""
+        place, _ = scan.first(self.openers, start)
+        orphan = self._orphan(scan, start)
+        return orphan.start() if orphan is not None and (place < 0 or orphan.start() < place) else place
+
+    def _orphan(self, scan: Scan, start: int) -> re.Match[str] | None:
+        """A header without opener that names a declared tool (any tool, when none are declared)."""
+        match = scan.text.search(self.orphan_header, start) if self.orphan_header is not None else None
+        if match is None or match.start() >= scan.end:
+            return None
+        return match if scan.tools.declared(self.name(match.group(1))) is not False else None
 
     def read(self, scan: Scan, start: int) -> Reading | None:
         """Read one call."""
-        _, opener = scan.first(self.openers, start)
+        opener = next((opener for opener in self.openers if scan.text.at(opener, start)), "")
         inside = start + len(opener)
         first = scan.text.skip_blanks(inside)
-        if self.arrays is not None and first < scan.end and scan.text.raw[first] in "[{":
-            if self._array_follows(scan, first):
-                return self.arrays.read_body(scan, start, inside)
+        if self.arrays is not None and self._array_follows(scan, first):
+            return self.arrays.read_body(scan, start, inside)
         header, place = self._header(scan, inside)
         if place < 0:
             return self._headless(scan, start, inside)
@@ -79,8 +89,9 @@ class Headed:
         return self._reading(scan, start, name, header, arguments)
 
     def _array_follows(self, scan: Scan, first: int) -> bool:
-        """A `[` that opens `[ARGS]` is not an array."""
-        return not any(scan.text.at(separator, first) for separator in self.separators)
+        """Whether JSON stands there; a `[` that opens `[ARGS]` is not an array."""
+        json = first < scan.end and scan.text.raw[first] in "[{"
+        return json and not any(scan.text.at(separator, first) for separator in self.separators)
 
     def _header(self, scan: Scan, inside: int) -> tuple[str, int]:
         """The header and where the arguments begin, or ('', -1)."""
@@ -165,8 +176,8 @@ def _region_end(scan: Scan, place: int, stops: tuple[str, ...], closers: tuple[s
 def _not_an_object(scan: Scan, place: int, name: str, stops: tuple[str, ...], closers: tuple[str, ...]) -> Arguments:
     stop, end, closed = _region_end(scan, place, stops, closers)
     body = scan.text.raw[place:stop].strip(" \n`")
-    if not body and (closed or stop < scan.end):
-        return Arguments({}, end, complete=closed)
+    if not body and closed and stop < scan.end:
+        return Arguments({}, end)
     if not body:
         return Arguments({}, end, error=f"The call `{name}` was cut off before its arguments.", complete=False)
     if body == "null":
@@ -188,11 +199,13 @@ def read_arguments(scan: Scan, segment: Segment) -> Reading:
     outer, scan.end = scan.end, segment.end
     arguments = read_json_arguments(scan, segment.start, segment.name, (), ())
     scan.end = outer
+    if segment.closed and not scan.text.raw[segment.start : segment.end].strip():
+        arguments = Arguments({}, segment.end)
     call = scan.call(
         segment.name,
         arguments.value,
         (segment.opened, segment.end),
-        complete=arguments.complete and segment.closed,
+        complete=arguments.complete,
         repaired=arguments.repaired,
         error=arguments.error,
     )

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tool_parsers.jsonread import Fault, decode
-from tool_parsers.shapes import Keys, name_in, shape_of
+from tool_parsers.jsonread import Decoded, Fault, decode, decode_strictly, loads
+from tool_parsers.shapes import DEFAULT_KEYS, Keys, name_in, shape_of
 from tool_parsers.spec import Reading, Scan
 
 _FENCE = re.compile(r"```[a-zA-Z_]{0,16}+[ \t]*+")
@@ -38,7 +38,7 @@ class JsonCalls:
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
-    keys: Keys = Keys()
+    keys: Keys = DEFAULT_KEYS
     needs: str = "{["
     """What must follow the opener for it to be an opener at all; '' when the opener alone is proof."""
     prefix: re.Pattern[str] | None = None
@@ -74,7 +74,7 @@ class JsonCalls:
         place = inside
         while True:
             place = self._skip_between(scan, place, body)
-            if place < scan.end and raw[place] == "{":
+            if place < scan.end and raw[place] == "{" and not scan.exhausted:
                 place = self._object(scan, place, body)
                 continue
             closer = next((c for c in self.closers if text.at(c, place)), "")
@@ -97,18 +97,40 @@ class JsonCalls:
         )
 
     def _not_json(self, scan: Scan, start: int, inside: int) -> Reading | None:
-        """Closed by its tag it is a malformed call; an opener alone is only text that mentions it."""
+        """Closed by its tag it is a call with text before its JSON, or malformed; an opener alone is only text."""
         end, closed = self._look_for_closer(scan, inside)
         if not closed:
             return None
+        found = scan.text.search(_OBJECT_WITH_NAME, inside)
+        if found is not None and found.start() < end:
+            reading = self.read_body(scan, start, found.start())
+            noted = [scan.noted(call, "text_before_json") for call in reading.calls]
+            return Reading(reading.end, noted, reading.errors)
+        if scan.text.at('"', scan.text.skip_blanks(inside)):
+            return self._quoted(scan, start, scan.text.skip_blanks(inside), end)
         message = "There is text in the call where JSON was expected."
         return Reading(end, errors=[scan.malformed(message, (start, end))])
+
+    def _quoted(self, scan: Scan, start: int, place: int, end: int) -> Reading:
+        """The whole call written as a JSON string."""
+        outcome = decode_strictly(scan.text, place)
+        inner = loads(outcome.value) if isinstance(outcome, Decoded) and isinstance(outcome.value, str) else None
+        if not isinstance(inner, Decoded):
+            message = "The call is a string that is not JSON."
+            return Reading(end, errors=[scan.malformed(message, (start, end))])
+        shape = shape_of(inner.value, self.keys)
+        repaired = ("escaped_json", *inner.repairs, *shape.repairs)
+        return Reading(
+            end, [scan.call(shape.name, shape.arguments, (start, end), repaired=repaired, error=shape.error)]
+        )
 
     def _skip_between(self, scan: Scan, place: int, body: _Body) -> int:
         """Over blanks, separators, array brackets and fences."""
         raw = scan.text.raw
+        opener, _ = scan.first(self.openers, place)
+        end = opener if opener >= 0 else scan.end
         while True:
-            match = _BETWEEN.match(raw, place, scan.end)
+            match = _BETWEEN.match(raw, place, end)
             skipped = match.group() if match else ""
             if not self.closers and body.arrays + skipped.count("[") <= skipped.count("]") and "]" in skipped:
                 # Without a closing tag the array's own end is the end: what follows is text.
@@ -172,6 +194,9 @@ class JsonCalls:
         reading = body.reading
         complete = bool(closer) or not self.closers
         end = place + len(closer) if closer else body.last
+        after = scan.text.skip_blanks(end)
+        if body.fenced and not closer and scan.text.at("```", after):
+            end = after + 3
         if not closer and self.closers:
             end, complete = self._look_for_closer(scan, place)
             if end > place and scan.text.raw[place : end - 1].strip() and not reading.calls:

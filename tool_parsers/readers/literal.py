@@ -12,6 +12,8 @@ from tool_parsers.spec import Reading, Scan
 _BARE = re.compile(r"[^,{}\[\]]*+")
 _KEY = re.compile(r"\s*+([^\s:,{}\[\]<]{1,256})\s{0,20}+:")
 _QUOTED_KEY = re.compile(r"\s{0,20}+:")
+_SIMPLE_PAIR = re.compile(r"([A-Za-z_]\w{0,255}+):(-?(?:0|[1-9]\d{0,17}+))(?:,|(?=\}))")
+"""The plainest pair, taken in one step; everything else goes the long way with the same outcome."""
 _MAX_DEPTH = 60
 
 
@@ -30,10 +32,12 @@ class _Cursor:
     quote: str
 
     def peek(self) -> str:
+        """The next non-blank character ('' at the end)."""
         self.place = min(self.scan.text.skip_blanks(self.place), self.scan.end)
         return self.scan.text.raw[self.place] if self.place < self.scan.end else ""
 
     def value(self, schema: Any, depth: int = 0) -> Any:
+        """Take one value."""
         if depth > _MAX_DEPTH:
             raise _LiteralFault("nested too deeply", False)
         first = self.peek()
@@ -50,6 +54,11 @@ class _Cursor:
         self.place += 1
         found: dict[str, Any] = {}
         while self.peek() != "}":
+            simple = _SIMPLE_PAIR.match(self.scan.text.raw, self.place, self.scan.end)
+            if simple is not None and simple.group(1) not in properties:
+                found[simple.group(1)] = int(simple.group(2))
+                self.place = simple.end()
+                continue
             key = self._key()
             found[key] = self.value(properties.get(key), depth + 1)
             self._separator("}")
@@ -133,11 +142,17 @@ class Literal:
             end = self._region_end(scan, start + max(len(opener), 1))
             return Reading(end, errors=[scan.malformed("A call began but names no function.", (start, end))])
         name = header.group(1).removeprefix("call:").lstrip(":")
-        cursor = _Cursor(scan, header.end(), self.quote)
+        return self.read_named(scan, start, name, header.end())
+
+    def read_named(self, scan: Scan, start: int, name: str, inside: int) -> Reading:
+        """Read the arguments of a call whose name is known; they begin at `inside`."""
+        cursor = _Cursor(scan, inside, self.quote)
         try:
+            if cursor.peek() != "{":
+                raise _LiteralFault("expected '{'", cursor.peek() == "")
             arguments = cursor.object(scan.tools.properties(name), 0)
         except _LiteralFault as fault:
-            return self._broken(scan, start, name, header.end(), fault)
+            return self._broken(scan, start, name, inside, fault)
         after = scan.text.skip_blanks(cursor.place)
         complete = scan.text.at(self.closer, after)
         end = after + len(self.closer) if complete else cursor.place

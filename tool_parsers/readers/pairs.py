@@ -50,6 +50,14 @@ class Pairs:
         key, key_end = map(re.escape, self.key)
         return re.compile(rf"{key}[^<>\n]{{1,256}}{key_end}(?:\s|\\n){{0,20}}(?:{re.escape(self.value[0])})")
 
+    @cached_property
+    def simple_pair(self) -> re.Pattern[str]:
+        """A pair without any tag in its value, taken in one step; the long way gives the same outcome."""
+        key, key_end = map(re.escape, self.key)
+        value, value_end = map(re.escape, self.value)
+        after = "|".join(map(re.escape, (self.key[0], self.closer)))
+        return re.compile(rf"{key}([^<\n]{{1,256}}){key_end}\s*+{value}([^<]*+){value_end}\s*+(?={after})")
+
     def find(self, scan: Scan, start: int) -> int:
         """The next opener."""
         return scan.find(self.opener, start)
@@ -89,6 +97,12 @@ class Pairs:
         properties = scan.tools.properties(name)
         while True:
             place = self._skip(scan, place)
+            simple = self.simple_pair.match(scan.text.raw, place, scan.end)
+            if simple is not None:
+                key = simple.group(1).strip()
+                arguments[key] = self._typed(simple.group(2), "", properties, key)
+                place = simple.end()
+                continue
             if self.separator and scan.text.at(self.separator, place):
                 place += len(self.separator)
                 continue
@@ -129,7 +143,8 @@ class Pairs:
         limit = min((p for p in (key, end) if 0 <= p < scan.end), default=-1)
         if limit >= 0 and (any_closer < 0 or limit < any_closer):
             return limit, limit
-        if 0 <= closer < scan.end:
+        another = scan.find(self.opener, limit) if 0 <= limit < closer else -1
+        if 0 <= closer < scan.end and not 0 <= another < closer:
             return closer, closer + len(self.value[1])
         return (limit, limit) if limit >= 0 else (-1, -1)
 

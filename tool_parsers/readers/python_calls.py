@@ -52,7 +52,7 @@ class PythonCalls:
         while True:
             separators = _SEPARATORS.match(scan.text.raw, place, scan.end)
             at = separators.end() if separators else place
-            if not _CALL_AHEAD.match(scan.text.raw, at, scan.end):
+            if scan.exhausted or not _CALL_AHEAD.match(scan.text.raw, at, scan.end):
                 break
             place = self._one(scan, at, reading)
             if not opener and scan.text.at("]", scan.text.skip_blanks(place)):
@@ -84,28 +84,36 @@ class PythonCalls:
         return end
 
     def _finish(self, scan: Scan, start: int, place: int, opener: str, reading: Reading) -> Reading | None:
-        text = scan.text
-        place = min(place, scan.end)
-        after = text.skip_blanks(place)
-        listed = text.at("]", after)
-        end = after + 1 if listed else place
-        closer, marker = scan.first(self.closers, end)
-        following, _ = scan.first(self.openers, end)
-        closed = opener and closer >= 0 and (following < 0 or closer < following)
-        if closed:
-            end = closer + len(marker)
+        after = scan.text.skip_blanks(min(place, scan.end))
+        listed = scan.text.at("]", after)
+        end, closed = self._close(scan, after + 1 if listed else min(place, scan.end), opener)
         if not reading.calls:
             return self._empty(scan, start, end, opener)
-        if not opener and not listed:
+        if not opener and not (listed and self._stands_alone(scan, start, end)):
             return None
         last = reading.calls[-1]
-        complete = last.complete and bool(closed or not opener or not self.closers or listed)
+        complete = last.complete and (closed or listed or not opener)
         span = (start, end) if len(reading.calls) == 1 else last.span
         reading.calls[-1] = scan.call(
             last.name, last.arguments, span, complete=complete, repaired=last.repaired, error=last.error
         )
         reading.end = end
         return reading
+
+    def _close(self, scan: Scan, end: int, opener: str) -> tuple[int, bool]:
+        """Past the closing marker, if it comes before the next opener."""
+        closer, marker = scan.first(self.closers, end)
+        following, _ = scan.first(self.openers, end)
+        if opener and closer >= 0 and (following < 0 or closer < following):
+            return closer + len(marker), True
+        return end, False
+
+    @staticmethod
+    def _stands_alone(scan: Scan, start: int, end: int) -> bool:
+        """A bare list is a call at the beginning or the end of the text; inside a sentence it is an example."""
+        text = scan.text
+        after = text.skip_blanks(end)
+        return text.skip_blanks(0) >= start or after >= scan.end or text.at("<|", after)
 
     @staticmethod
     def _empty(scan: Scan, start: int, end: int, opener: str) -> Reading | None:

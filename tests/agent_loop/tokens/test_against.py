@@ -8,8 +8,6 @@ import json
 from random import Random
 
 import pytest
-from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
-from support.tokens_rollouts import Rollout
 
 from agent_loop.against import choose_places, confirm
 from agent_loop.backends import SGLangBackend, VllmBackend, VllmGenerateBackend
@@ -22,6 +20,8 @@ from agent_loop.standin.policies import wild
 from agent_loop.tokens.probe import probe_template
 from environments.cli import verify as verb
 from environments.cli.errors import UsageError
+from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
+from support.tokens_rollouts import Rollout
 from tool_parsers import get_parser
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
-from support.tokens_cpu import chatty_rollouts, loop_rollouts, one_slot, require_cpu_model
 
 from agent_loop.against import confirm
 from agent_loop.backends import connect
@@ -21,6 +19,8 @@ from agent_loop.cpu_model import CpuModel, CpuModelError, CpuModelMissing, weigh
 from agent_loop.model import ContextTooLong, Sampling
 from agent_loop.records import RolloutRecord
 from agent_loop.verify import Report
+from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
+from support.tokens_cpu import chatty_rollouts, loop_rollouts, one_slot, require_cpu_model
 
 TIGHT = 0.02
 

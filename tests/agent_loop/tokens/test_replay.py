@@ -7,7 +7,6 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from support.tokens_rollouts import Rollout
 
 from agent_loop.backends import BACKENDS
 from agent_loop.recorder import Recorder
@@ -16,6 +15,7 @@ from agent_loop.standin import PolicyRequest, StandIn
 from agent_loop.standin.policies import failing, wild
 from agent_loop.tokens.probe import probe_template
 from agent_loop.verify import Report
+from support.tokens_rollouts import Rollout
 from tool_parsers import get_parser
 
 CONCURRENT = 16

@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from support import template_table
-from support.template_cases import TOKENIZERS, TemplateCase, template_cases
-from support.template_play import Play
 
 from agent_loop.tokens.probe import probe_template
 from agent_loop.tokens.template import ChatTemplate, TemplateRefused
+from support import template_table
+from support.template_cases import TOKENIZERS, TemplateCase, template_cases
+from support.template_play import Play
 
 CONVERSATIONS, TURNS = 3, 6
 

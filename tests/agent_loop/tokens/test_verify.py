@@ -9,7 +9,6 @@ import json
 from random import Random
 
 import pytest
-from support.tokens_rollouts import Rollout
 
 from agent_loop.backends import VllmBackend
 from agent_loop.recorder import Recorder
@@ -20,6 +19,7 @@ from agent_loop.tokens.probe import probe_template
 from agent_loop.verify import verify_lines
 from environments.cli import verify as verb
 from environments.cli.errors import UsageError
+from support.tokens_rollouts import Rollout
 from tool_parsers import get_parser
 
 

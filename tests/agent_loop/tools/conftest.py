@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import pytest_asyncio
-from support.tools_calls import Tools
 
 from agent_loop.tools import ToolConfig, ToolRuntime
 from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
+from support.tools_calls import Tools
 
 _numbers = itertools.count(1)
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 import pytest_asyncio
-from support.tools_calls import Tools
-from support.tools_pythons import find_python
 
 from agent_loop.runtime import ToolStatus
 from agent_loop.tools import ScriptLimits, ToolConfig, ToolRuntime
 from sandbox_pool.errors import SandboxLost
+from support.tools_calls import Tools
+from support.tools_pythons import find_python
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -4,10 +4,10 @@ import asyncio
 import time
 
 import pytest
-from support.tools_calls import Tools
 
 from agent_loop.runtime import ToolStatus
 from agent_loop.tools import ToolRuntime
+from support.tools_calls import Tools
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

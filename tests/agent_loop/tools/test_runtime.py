@@ -5,8 +5,6 @@ import json
 
 import pytest
 import pytest_asyncio
-from support.loop_servers import ScriptedServer, call, calls, says
-from support.tools_calls import Tools
 
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.outcome import Outcome
@@ -14,6 +12,8 @@ from agent_loop.runtime import ToolStatus
 from agent_loop.tools import CommandPolicy, Rule, ToolConfig, ToolRuntime, ToolsetError
 from agent_loop.tools.web_config import LocalWebConfig
 from sandbox_pool.errors import SandboxLost
+from support.loop_servers import ScriptedServer, call, calls, says
+from support.tools_calls import Tools
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from support.tools_pythons import find_python
 
 from agent_loop.tools.catalog import CATALOG
 from agent_loop.tools.script_stub import describe, script_source, signature, stub_module
 from agent_loop.tools.toolsets import resolve
+from support.tools_pythons import find_python
 
 SCRIPT_TOOLS = [tool for tool in CATALOG.values() if tool.script_parameters]
 

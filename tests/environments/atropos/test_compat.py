@@ -8,13 +8,13 @@ import re
 
 import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv
-from support.atropos_envs import NumberedEnv
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
+from support.atropos_envs import NumberedEnv
 
 
 def small_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from support.atropos_api import RunApi, Trainer, free_port
-from support.atropos_envs import numbered_group
 
 from environments.atropos.api import ApiGone, ApiRefused, RolloutApi
 from environments.atropos.link import ApiLink, ApiLost
 from environments.atropos.outbox import Outbox
 from environments.atropos.stops import Stop
+from support.atropos_api import RunApi, Trainer, free_port
+from support.atropos_envs import numbered_group
 
 REQUEST = {"max_token_length": 4096, "desired_name": "t", "weight": 1.0, "group_size": 4}
 

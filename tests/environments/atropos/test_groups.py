@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.atropos_envs import numbered_group
 
 from environments.atropos.groups import GroupRejected, check_group
+from support.atropos_envs import numbered_group
 
 
 def reason(group: dict[str, Any], **limits: Any) -> str | None:

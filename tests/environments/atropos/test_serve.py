@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
-from support.atropos_api import RunApi, Trainer
-from support.atropos_envs import NumberedEnv, until
 
 from environments.atropos.link import ApiLost
 from environments.atropos.stops import Stop
+from support.atropos_api import RunApi, Trainer
+from support.atropos_envs import NumberedEnv, until
 
 
 def delivered(trainer: Trainer) -> list[int]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
-from support.env_tasks import right
 
 from agent_loop.model import ModelRefused, ModelUnavailable, Sampling
 from agent_loop.standin import Fault, PolicyRequest, StandIn, chatml_tokenizer
 from environments.atropos.servers import AtroposServerBackend
+from support.env_tasks import right
 
 
 @pytest.fixture(autouse=True)

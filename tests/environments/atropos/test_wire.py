@@ -8,9 +8,9 @@ import json
 from atroposlib.api.server import ScoredData
 from hypothesis import given
 from hypothesis import strategies as st
-from support.atropos_envs import numbered_group
 
 from environments.atropos.wire import encode_group
+from support.atropos_envs import numbered_group
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(exclude_categories=["Cs"]))

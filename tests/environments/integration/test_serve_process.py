@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.atropos_api import RunApi, Trainer
-from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_trainer
 
 from agent_loop.standin import StandIn
 from agent_loop.verify import verify_lines
 from environments.launch import load_environment
+from support.atropos_api import RunApi, Trainer
+from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_trainer
 
 MakeEnv = Callable[..., ServedEnv]
 

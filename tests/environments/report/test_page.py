@@ -13,11 +13,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chromium import dom, needs_chromium, screenshot
-from support.records import make_record, make_run
 
 from environments.report import build_report
 from environments.report.build import embed_json
+from support.chromium import dom, needs_chromium, screenshot
+from support.records import make_record, make_run
 
 HOSTILE = (
     "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from support.records import call_record, make_record
 
 from environments.report.view_model import as_text, conversation, cut, detail, index_entry, readable, text_of
+from support.records import call_record, make_record
 
 
 def test_each_sampled_turn_carries_its_times_and_each_call_its_result() -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.records import make_run, write_run
 
 from environments.cli import main as cli
 from environments.report.read import read_rollouts
+from support.records import make_run, write_run
 
 
 @pytest.fixture(autouse=True)

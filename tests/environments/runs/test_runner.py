@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.env_records import record
 
 from agent_loop.records import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.runs.progress import PlainProgress, Tally
 from environments.runs.runner import Work, run_all
 from environments.runs.store import RunDiffers, RunStore
+from support.env_records import record
 
 
 @dataclass

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.env_records import record
-
 from environments.runs.sft import export_sft
+from support.env_records import record
 
 
 def test_only_good_trainable_rollouts_are_exported_with_calls_and_tools(tmp_path: Path) -> None:

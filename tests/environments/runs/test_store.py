@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.env_records import record
 
 from environments.runs.store import RunDiffers, RunInUse, RunStore
+from support.env_records import record
 
 CONFIG = {"env": {"group_size": 2, "seed": 1}}
 

@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from support.local_context import LocalContext
 
 from environments.terminal_tasks.archive_checks import GzipHolds, TarHolds
 from environments.terminal_tasks.checks import (
@@ -28,6 +27,7 @@ from environments.terminal_tasks.checks import (
 from environments.terminal_tasks.git_checks import BranchIs, CommitIs
 from environments.terminal_tasks.task import TerminalTask
 from environments.verification import SetupFailed
+from support.local_context import LocalContext
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
-from support.tokens_rollouts import Rollout
 
 from agent_loop.against import confirm
 from agent_loop.backends import VllmBackend, VllmScaleOutBackend, connect
@@ -24,6 +22,8 @@ from agent_loop.recorder import Recorder
 from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
 from agent_loop.verify import Report
+from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
+from support.tokens_rollouts import Rollout
 from tool_parsers import get_parser
 
 HOME = Path(__file__).resolve().parents[3] / ".tools" / "vllm"
