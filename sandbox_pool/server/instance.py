@@ -44,7 +44,7 @@ class Instance:
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
         self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
-        self.state = b""
+        self.state = shell.state_of(self.environment)
         self.cwd = workdir
         self.previous = workdir
         self.jobs: set[Job] = set()
@@ -81,6 +81,21 @@ class Instance:
         for future in self._killed:
             if not future.done():
                 future.set_exception(SlotError("lost", self.lost))
+
+    @property
+    def state(self) -> bytes:
+        """What the last command's shell saved: exported variables, functions, aliases, as bash writes them."""
+        return self._state
+
+    @state.setter
+    def state(self, state: bytes) -> None:
+        self._state = state
+        self.split_state = shell.split_state(state)
+
+    def set_environment(self, env: Mapping[str, str]) -> None:
+        """Variables of the spec, on top of the minimal ones."""
+        self.environment.update(env)
+        self.state = shell.state_of(self.environment)
 
     def _end(self) -> None:
         if not self.ended.done():

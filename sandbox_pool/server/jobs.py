@@ -69,8 +69,6 @@ class Job:
         instance.jobs.add(self)
 
     def _start_fields(self) -> list[tuple[str, Any]]:
-        # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
-        env = {} if self.state else self.instance.environment
         boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
         fields: list[tuple[str, Any]] = [
             ("id", self.id),
@@ -79,8 +77,9 @@ class Job:
             ("arg", "-c"),
             ("arg", shell.START),
         ]
-        fields += [("env", f"{name}={value}") for name, value in env.items()]
-        return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
+        env, restore_from = self.instance.split_state
+        fields += [("env", name.encode() + b"=" + value) for name, value in env]
+        return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state)), ("restore_from", restore_from)]
 
     def _on_message(self, message: Message) -> None:
         if message.op == "exit":

@@ -15,7 +15,7 @@ from . import isolation
 from .cgroups import Cgroups
 from .channel import Message
 from .errors import SlotError
-from .instance import Instance
+from .instance import Instance, check_env
 from .isolation import Level, Place
 from .zygote import BuildError, Zygote, slot_fields
 
@@ -198,8 +198,7 @@ class Slots:
         if slot.instance is None:
             slot.instance = await self.builder.build(slot.index, spec, layers)
             slot.shape = shape
-        env = dict(spec.get("env") or {})
-        slot.instance.environment.update(env)
+        slot.instance.set_environment(check_env(spec.get("env")))
         slot.instance.warm_up()
 
     async def _abandon(self, slot: Slot) -> None:

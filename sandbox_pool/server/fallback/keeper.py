@@ -51,7 +51,7 @@ class Keeper:
         """Fork the shell with its descriptors in place."""
         wake_read, self.script = (os.dup(fd) for fd in request.fds[1:3])
         self.state = os.memfd_create("state")
-        os.write(self.state, self.initial_state)
+        os.write(self.state, self.initial_state[request.number("restore_from") :])
         child_in, child_out, child_err = self.open_standard(request, stdin)
         self.shell = os.fork()
         if self.shell == 0:
