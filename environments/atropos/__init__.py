@@ -2,7 +2,3 @@
 
 Nothing here knows of agents or sandboxes; `environments.base` puts the two together.
 """
-
-from environments.atropos.compat import quiet_missing_torch
-
-quiet_missing_torch()

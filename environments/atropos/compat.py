@@ -8,18 +8,9 @@ tokenizer.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
-
-NO_TORCH = "PyTorch was not found"
-
-
-def quiet_missing_torch() -> None:
-    """Keep transformers from saying at each start that PyTorch is missing: only its tokenizers are used here."""
-    logging.getLogger("transformers").addFilter(lambda record: NO_TORCH not in record.getMessage())
-
 
 NO_KEY = "none"
 """Sent as the API key when there is none: openai >= 2 refuses an empty one."""
