@@ -11,7 +11,7 @@ from typing import Any
 from . import output, shell
 from .channel import Channel, Message
 from .errors import SlotError
-from .jobs import Job, exit_code
+from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 READY_TIMEOUT_S = 20.0
@@ -90,7 +90,8 @@ class Instance:
     @state.setter
     def state(self, state: bytes) -> None:
         self._state = state
-        self.split_state = shell.split_state(state)
+        self.exec_fields = shell_fields(state, shell.EXEC_BOOT)
+        self.spawn_fields = shell_fields(state, shell.SPAWN_BOOT)
 
     def set_environment(self, env: Mapping[str, str]) -> None:
         """Variables of the spec, on top of the minimal ones."""
@@ -160,6 +161,7 @@ class Instance:
             timeout_ms=int(request.get("timeout_ms") or 0),
             max_chars=int(request["max_chars"]),
             log_path=log,
+            alive_ms=int(request.get("alive_ms") or ALIVE_MS),
         )
         self.warm_up()
         return job, log

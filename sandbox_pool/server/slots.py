@@ -99,7 +99,7 @@ class Builder:
 
     def _make_directories(self, index: int) -> None:
         root = isolation.slot_root(self.place, index)
-        owner = isolation.run_uid(self.level, index)
+        owner = isolation.run_uid(self.level, self.place, index)
         uid = -1 if owner is None else owner
         for name in ("", "workspace", "home", "tmp"):
             path = os.path.join(root, name)

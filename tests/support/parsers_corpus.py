@@ -17,7 +17,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.parsers_judge import same, verdict  # noqa: E402
-
 from tool_parsers import get_parser  # noqa: E402
 
 

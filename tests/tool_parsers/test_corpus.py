@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.parsers_corpus import calls_as_recorded, complaints, records, refused, table
 from support.parsers_formats_table import formats_table
 

@@ -19,7 +19,6 @@ from .config import Request, SlotConfig, receive, send
 from .confine import become_command
 
 FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
-ALIVE_EVERY_S = 10.0
 BACKGROUND_LOG = 256 << 10
 
 
@@ -183,7 +182,8 @@ class Keeper:
         self.began = time.monotonic()
         timeout_ms = request.number("timeout_ms")
         self.deadline = self.began + timeout_ms / 1000 if timeout_ms else 0.0
-        self.next_alive = self.began + ALIVE_EVERY_S
+        self.alive_every_s = request.number("alive_ms", 10_000) / 1000
+        self.next_alive = self.began + self.alive_every_s
 
     def timeout(self) -> float | None:
         """Seconds until something is due."""
@@ -202,7 +202,7 @@ class Keeper:
             self.kill_tree()
         elif now >= self.next_alive:
             send(self.sock, "alive", fields={"us": int((now - self.began) * 1e6)})
-            self.next_alive += ALIVE_EVERY_S
+            self.next_alive += self.alive_every_s
 
     def drain(self, name: str, limit: int) -> None:
         """At most `limit` bytes of what is there now."""
