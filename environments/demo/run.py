@@ -21,7 +21,7 @@ from environments.terminal_tasks import TerminalTask
 from environments.terminal_tasks.env import TerminalTasksConfig
 from sandbox_pool import SlotPool
 
-CONFIRMED_POSITIONS = 60
+CONFIRMED_POSITIONS = 40
 
 
 @dataclass(frozen=True)
