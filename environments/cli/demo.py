@@ -28,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; exit code 1 when something stored is not exact."""
     import asyncio
 
-    from environments.config import ConfigError
-
     if args.tasks < 1:
         raise UsageError("--tasks must be at least 1")
     from rich.console import Console
@@ -39,9 +37,6 @@ def run(args: argparse.Namespace) -> int:
     from environments.demo.run import DemoPlan, run_demo
     from environments.launch import load_environment
 
-    try:
-        env = load_environment("demo", args.settings)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    env = load_environment("demo", args.settings)
     plan = DemoPlan(env.config, env.server_configs[0], args.out, args.tasks, not args.no_model, args.seconds)
     return asyncio.run(run_demo(plan, console))
