@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default runs/demo")
     parser.add_argument("--tasks", type=int, default=6, metavar="N", help="tasks for each policy (default 6)")
-    parser.add_argument("--seconds", type=float, default=45.0, metavar="S", help="time for the real model (default 45)")
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="time for the real model (default 30)")
     parser.add_argument("--no-model", action="store_true", help="scripted policies only")
 
 

@@ -33,7 +33,7 @@ class DemoPlan:
     out: Path
     tasks: int
     with_model: bool = True
-    model_s: float = 45.0
+    model_s: float = 30.0
     """The real model starts no new group after so long: a slow machine sees fewer rollouts, not a longer demo."""
 
 
