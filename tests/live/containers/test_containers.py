@@ -40,7 +40,7 @@ PLACES = {
     "docker-sys-admin": Place(
         docker_engine, "namespaces", "nouser", frozenset({"memory", "pids", "cpu"}), run=("--cap-add", "SYS_ADMIN")
     ),
-    "gvisor": Place(gvisor, "namespaces", "nouser", frozenset({"memory", "pids", "cpu"}), at_once=2),
+    "gvisor": Place(gvisor, "namespaces", "nouser", frozenset({"memory", "pids", "cpu", "tty"}), at_once=2),
 }
 
 
