@@ -17,10 +17,15 @@ from sandbox_pool import PoolConfig, SlotPool
 from sandbox_pool.client import HostInfo
 from sandbox_pool.conformance import CheckResult, all_checks, run_checks
 from sandbox_pool.conformance.context import CheckContext
+from sandbox_pool.conformance.registry import GROUPS
 
 SLOW = ("hundred_megabytes", "many_small_files", "says_that_it_is_alive")
 """Checks of code that no place changes."""
-CHECKS = [check for check in all_checks() if not any(name in check.id for name in SLOW)]
+
+
+NO_LIMITS = frozenset({"memory", "pids", "cpu"})
+SYS_ADMIN = ("--cap-add", "SYS_ADMIN")
+FEW = ("execution", "isolation")
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,28 @@ class Place:
     missing: frozenset[str]
     run: tuple[str, ...] = ()
     at_once: int = 4
+    compiled: bool = True
+    groups: tuple[str, ...] = GROUPS
+    """Subjects of the checks that are run there."""
 
 
 PLACES = {
     "docker": Place(docker_engine, "landlock", "", frozenset({"memory", "cpu", "disk", "loopback"})),
-    "docker-sys-admin": Place(
-        docker_engine, "namespaces", "nouser", frozenset({"memory", "pids", "cpu"}), run=("--cap-add", "SYS_ADMIN")
+    "docker-sys-admin": Place(docker_engine, "namespaces", "nouser", NO_LIMITS, run=SYS_ADMIN),
+    "docker-sys-admin-python": Place(
+        docker_engine, "namespaces", "nouser", NO_LIMITS, run=SYS_ADMIN, compiled=False, groups=FEW
     ),
-    "gvisor": Place(gvisor, "namespaces", "nouser", frozenset({"memory", "pids", "cpu", "tty"}), at_once=2),
+    "gvisor": Place(gvisor, "namespaces", "nouser", NO_LIMITS | {"tty"}, at_once=2),
+    "gvisor-python": Place(
+        gvisor, "namespaces", "nouser", NO_LIMITS | {"tty"}, at_once=2, compiled=False, groups=("execution",)
+    ),
 }
+CASES = [
+    pytest.param(name, check, id=f"{name}-{check.id}")
+    for name, place in PLACES.items()
+    for check in all_checks()
+    if check.group in place.groups and not any(slow in check.id for slow in SLOW)
+]
 
 
 @dataclass
@@ -66,7 +84,7 @@ async def look_at(place: Place, options: dict[str, object], wanted: list[object]
     folder = Path(tempfile.mkdtemp(prefix="hrl-c-"))
     config = PoolConfig(
         provider="support.containers:ContainerProvider",
-        provider_options={**options, "folder": str(folder), "run": list(place.run)},
+        provider_options={**options, "folder": str(folder), "run": list(place.run), "compiled": place.compiled},
         slots_per_host=12,
         max_hosts=1,
         start_attempts=1,
@@ -128,7 +146,7 @@ def test_the_strongest_possible_level_is_found_and_said(place: str, outcomes: di
         expected.variant,
         set(expected.missing),
     ), info.isolation_reason
-    assert info.helper == "compiled"
+    assert info.helper == ("compiled" if expected.compiled else "python")
     assert all(reason for _, reason in info.rejected)
 
 
@@ -151,11 +169,10 @@ def test_privileges_of_the_container_are_not_the_slots(place: str, outcomes: dic
     assert output.count("not permitted") + output.count("permission denied") + output.count("must be superuser") == 2
     effective = int(output.partition("CapEff:\t")[2].split()[0], 16)
     assert effective & (1 << 21 | 1 << 12 | 1 << 19) == 0, "SYS_ADMIN, NET_ADMIN or SYS_PTRACE is left"
-    assert "NoNewPrivs:\t1" in output or place == "gvisor"
+    assert "NoNewPrivs:\t1" in output or place.startswith("gvisor")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "check"), CASES)
 @pytest.mark.timeout(900)
 def test_promise(place: str, check: object, outcomes: dict[str, Outcome]) -> None:
     result = seen_at(place, outcomes).results[check.id]
