@@ -15,6 +15,7 @@ from .isolation import RANK, Level, Place, candidates, choose_uids
 from .layers import make_layers_dir
 from .mask import build_mask
 from .slots import Builder
+from .terminal import controlling_terminal_works
 from .zygote import BuildError, Zygote
 
 HELPER_NAME = "slot-helper"
@@ -42,7 +43,10 @@ class Host:
             "variant": self.level.variant,
             "isolation_reason": _reason(self.level, self.rejected),
             "rejected": self.rejected,
-            "missing": missing_limits(self.level, self.builder.cgroups),
+            "missing": [
+                *missing_limits(self.level, self.builder.cgroups),
+                *(() if controlling_terminal_works() else ("tty",)),
+            ],
             "helper": self.helper,
         }
 
@@ -62,6 +66,8 @@ def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
     if not level.namespaces:
         missing += ["disk"]
         missing += ["loopback"] if level.landlock else ["network"]
+    if level.landlock and os.geteuid() != 0:
+        missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
     return missing
 
 
