@@ -1,20 +1,36 @@
 """Entry point of `hermes-rl`: finds the verb, imports only its module, and turns bad input into exit code 2.
 
 A verb is one module in this folder with `HELP` (one line), `EXAMPLE` (a command that works as it stands),
-`add_arguments(parser)` and `run(args) -> int`. Adding a verb is adding its module and its name below.
+`add_arguments(parser)` and `run(args) -> int`. A verb with `TAKES_SETTINGS = True` finds the dotted flags of its call
+(`--env.group_size 8`) as words in `args.settings`. Adding a verb is adding its module and its name below.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("doctor", "pool")
+VERBS = (
+    "demo",
+    "serve",
+    "process",
+    "evaluate",
+    "verify",
+    "view",
+    "parse",
+    "pool",
+    "bench",
+    "doctor",
+)
+
+
+_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 
 
 class Verb(Protocol):
@@ -34,12 +50,28 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises instead of printing its usage block: every bad call gets one clear sentence."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{self.prog}: {message} (see `{self.prog} --help`)")
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
 def load_verb(name: str) -> Verb:
     """Import one verb's module."""
     return cast("Verb", importlib.import_module(f"environments.cli.{name}"))
+
+
+def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take the dotted flags and their values out of a command line: argparse cannot know them."""
+    words: list[str] = []
+    settings: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not _SETTING.fullmatch(word):
+            words.append(word)
+            continue
+        settings.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            settings.append(rest.pop(0))
+    return words, settings
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
@@ -63,10 +95,14 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; bad input prints one sentence on stderr and exits 2."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words, settings = split_settings(sys.argv[1:] if argv is None else argv)
     try:
         args = build_parser(words).parse_args(words)
-        return load_verb(args.verb).run(args)
+        verb = load_verb(args.verb)
+        if settings and not getattr(verb, "TAKES_SETTINGS", False):
+            raise UsageError(f"{args.verb} takes no settings such as {settings[0]}")
+        args.settings = settings
+        return verb.run(args)
     except UsageError as error:
         sys.stderr.write(f"hermes-rl: {error}\n")
         return 2

@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 import pytest
-from support.cli_verb import UsageError, run_verb
 
 from sandbox_pool.gc import default_place
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.owner import this_process
+from support.cli_verb import UsageError, run_verb
 
 
 @pytest.fixture

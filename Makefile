@@ -1,0 +1,63 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`.
+# Each target makes .venv when it is missing or pyproject.toml changed; a second call reuses it.
+
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v) 2>/dev/null)) python3)
+BIN := .venv/bin
+PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
+INSTALLED := .venv/.installed
+
+.PHONY: help demo test test-slow lint format bench vllm hints clean
+
+help:
+	@echo "make demo    run real rollouts on this machine and look at them"
+	@echo "make test    run the test suite"
+	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   slots, loop, tools and serving, each beside its control"
+	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
+	@echo "make clean   remove .venv and everything built"
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "hermes-rl needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@command -v uv >/dev/null 2>&1 || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	$(PIP) install --quiet --python $(BIN)/python --editable '.[dev,cpu-model]' || \
+		{ echo "hint: the packages of the CPU model cannot be had; the demo goes on with scripted policies"; \
+		  $(PIP) install --quiet --python $(BIN)/python --editable '.[dev]'; }
+	@touch $@
+
+hints:
+	@command -v cc >/dev/null 2>&1 || echo "hint: no C compiler; slots are made from Python, slower (apt-get install gcc libc6-dev)"
+	@test "$$(id -u)" = 0 || echo "hint: not root; slots are rootless namespaces, limits by rlimits (hermes-rl doctor tells more)"
+
+demo: $(INSTALLED) hints
+	$(BIN)/hermes-rl demo
+
+test: $(INSTALLED) hints
+	$(BIN)/pytest
+
+test-slow: $(INSTALLED) hints
+	$(BIN)/pytest -m slow --timeout 1800
+
+vllm: $(INSTALLED)
+	bash tests/live/vllm/prepare.sh
+	@echo "ready: $(BIN)/pytest -m slow tests/live/vllm"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) hints
+	$(BIN)/hermes-rl pool bench
+	$(BIN)/hermes-rl bench loop
+	$(BIN)/hermes-rl bench tools
+	$(BIN)/hermes-rl bench serve
+
+clean:
+	rm -rf .venv .tools build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
