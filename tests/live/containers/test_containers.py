@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.containers import Unavailable, docker_engine, gvisor
 
 from sandbox_pool import PoolConfig, SlotPool
 from sandbox_pool.client import HostInfo
 from sandbox_pool.conformance import CheckResult, all_checks, run_checks
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.conformance.registry import GROUPS
+from support.containers import Unavailable, docker_engine, gvisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SLOW = ("hundred_megabytes", "many_small_files", "says_that_it_is_alive")
