@@ -1,6 +1,7 @@
 """The slot server inside real containers: which isolation it finds there, and that it keeps what that level promises.
 
 All checks of `sandbox_pool/conformance` run in each container, but for those that look at the machine from outside.
+Prepared by tests/live/containers/prepare.sh; then `pytest -m slow tests/live/containers`.
 """
 
 import asyncio
@@ -11,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.containers import Unavailable, docker_engine, gvisor
 
 from sandbox_pool import PoolConfig, SlotPool
 from sandbox_pool.client import HostInfo
 from sandbox_pool.conformance import CheckResult, all_checks, run_checks
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.conformance.registry import GROUPS
+from support.containers import Unavailable, docker_engine, gvisor
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SLOW = ("hundred_megabytes", "many_small_files", "says_that_it_is_alive")
 """Checks of code that no place changes."""
 
@@ -137,7 +139,6 @@ def seen_at(place: str, outcomes: dict[str, Outcome]) -> Outcome:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.timeout(900)
 def test_the_strongest_possible_level_is_found_and_said(place: str, outcomes: dict[str, Outcome]) -> None:
     info = seen_at(place, outcomes).info
     expected = PLACES[place]
@@ -173,7 +174,6 @@ def test_privileges_of_the_container_are_not_the_slots(place: str, outcomes: dic
 
 
 @pytest.mark.parametrize(("place", "check"), CASES)
-@pytest.mark.timeout(900)
 def test_promise(place: str, check: object, outcomes: dict[str, Outcome]) -> None:
     result = seen_at(place, outcomes).results[check.id]
     if result.verdict == "not promised":
