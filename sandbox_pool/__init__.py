@@ -1,1 +1,69 @@
-"""Leases on isolated slots: exec, files, processes, reset."""
+"""Leases on isolated slots: exec, files, processes, reset.
+
+async with SlotPool.from_config(PoolConfig(provider="local", slots_per_host=8)) as pool:
+    async with pool.lease("task-1", SandboxSpec(network="none")) as sandbox:
+        result = await sandbox.exec("make test", timeout_s=60)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sandbox_pool.errors import (
+    AcquireTimeout,
+    HostStartFailed,
+    IsolationUnavailable,
+    PoolClosed,
+    ProtocolError,
+    SandboxError,
+    SandboxFileError,
+    SandboxLost,
+    ScratchFull,
+    StaleLease,
+)
+from sandbox_pool.results import ExecResult, FileStat, LogChunk, Truncation
+
+if TYPE_CHECKING:
+    from sandbox_pool.config import PoolConfig
+    from sandbox_pool.lease import Lease
+    from sandbox_pool.pool import SlotPool
+    from sandbox_pool.sandbox import Sandbox
+    from sandbox_pool.spec import SandboxSpec
+
+_LAZY = {
+    "Lease": "sandbox_pool.lease",
+    "PoolConfig": "sandbox_pool.config",
+    "Sandbox": "sandbox_pool.sandbox",
+    "SandboxSpec": "sandbox_pool.spec",
+    "SlotPool": "sandbox_pool.pool",
+}
+"""Imported on first use: pydantic alone takes longer than most commands a user types."""
+
+__all__ = [
+    "AcquireTimeout",
+    "ExecResult",
+    "FileStat",
+    "HostStartFailed",
+    "IsolationUnavailable",
+    "Lease",
+    "LogChunk",
+    "PoolClosed",
+    "PoolConfig",
+    "ProtocolError",
+    "Sandbox",
+    "SandboxError",
+    "SandboxFileError",
+    "SandboxLost",
+    "SandboxSpec",
+    "ScratchFull",
+    "SlotPool",
+    "StaleLease",
+    "Truncation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("doctor",)
+VERBS = ("doctor", "pool")
 
 
 _SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)

@@ -1,0 +1,95 @@
+"""How a pool is sized, where its slots run and what it insists on. Strict: an unknown key is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sandbox_pool.spec import SandboxSpec
+
+Isolation = Literal["namespaces", "landlock", "uid", "plain"]
+"""Levels of isolation, strongest first."""
+
+
+class PoolConfig(BaseModel):
+    """Frozen settings of one `SlotPool`. Two pools in one process never interfere."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    provider: str = "local"
+    """Where slot servers run: a built-in name, the name of an entry point, or `module:Class`."""
+    provider_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that provider alone; it checks them itself and refuses keys it does not know."""
+    slots_per_host: int = Field(default=8, ge=1, le=4096)
+    spec: SandboxSpec = Field(default_factory=SandboxSpec)
+    """Spec of leases that name none; the first `min_hosts` hosts are started for it."""
+
+    min_hosts: int = Field(default=1, ge=0)
+    """Hosts kept even when idle; with 1 or more, `start` fails when none of them can be started."""
+    max_hosts: int = Field(default=4, ge=1)
+    max_starting: int = Field(default=2, ge=1)
+    """Hosts that may be starting at the same time, whatever the demand."""
+    create_interval_s: float = Field(default=0.1, ge=0)
+    """Least time between two creates at one provider, over all processes that share the state directory."""
+    idle_s: float = Field(default=300.0, gt=0)
+    """A host without any lease for so long is stopped, down to `min_hosts`."""
+
+    acquire_timeout_s: float | None = Field(default=600.0, gt=0)
+    """How long `lease` waits for a slot when it is given no timeout of its own; None waits for ever."""
+    lease_ttl_s: float | None = Field(default=None, gt=0)
+    """A lease held longer is taken back; its holder then gets `StaleLease`. None: a holder may keep it."""
+    exec_timeout_s: float = Field(default=180.0, gt=0)
+    """For callers that run commands without a timeout of their own, such as the terminal tool."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    start_attempts: int = Field(default=3, ge=1)
+    """Host starts that may fail in a row before those who wait for the host get `HostStartFailed`."""
+    reset_timeout_s: float = Field(default=60.0, gt=0)
+    """A host that has not reset a slot after so long is taken for lost."""
+    health_interval_s: float = Field(default=10.0, gt=0)
+    health_timeout_s: float = Field(default=10.0, gt=0)
+    health_failures: int = Field(default=3, ge=1)
+    """Failed health checks in a row after which a host gets no new lease. Leases it holds are left alone."""
+    owner_ttl_s: float = Field(default=120.0, gt=0)
+    """A slot server that no client has been connected to for so long ends itself."""
+
+    min_isolation: Isolation = "plain"
+    """The weakest isolation that is accepted; less raises `IsolationUnavailable` when the pool starts."""
+    scratch_dir: Path | None = None
+    """Where slots keep their layers; None: /scratch when there is one, else a local disk with room."""
+    scratch_warn_mb: int = Field(default=2048, ge=0)
+    """Warn when the scratch space has less free."""
+    scratch_min_mb: int = Field(default=128, ge=0)
+    """Lease nothing more (`ScratchFull`) when the scratch space has less free."""
+    state_dir: Path | None = None
+    """Where the journal lives; None: `$XDG_STATE_HOME/hermes-rl`, else `~/.local/state/hermes-rl`."""
+    handle_sigterm: bool = True
+    """Close the pool on SIGTERM before the process dies of it, unless the program has its own handler."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.min_hosts > self.max_hosts:
+            raise ValueError(f"min_hosts ({self.min_hosts}) is above max_hosts ({self.max_hosts})")
+        return self
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> PoolConfig:
+        """Settings from the TERMINAL_* variables of the earlier system, read once."""
+        from sandbox_pool.env_config import config_from_env
+
+        return config_from_env(os.environ if environ is None else environ)
+
+    def resolved_state_dir(self) -> Path:
+        """The state directory in force, as an absolute path."""
+        if self.state_dir is not None:
+            return self.state_dir.expanduser().absolute()
+        return default_state_dir()
+
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/hermes-rl`, or its standard place below the home directory."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "hermes-rl"

@@ -1,0 +1,68 @@
+"""Watches hosts. An unwell host gets no new leases; the leases it holds are left alone, whatever health says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from sandbox_pool.config import PoolConfig
+from sandbox_pool.errors import SandboxError
+from sandbox_pool.hosts import PooledHost
+
+log = logging.getLogger(__name__)
+
+EXPIRY_MARGIN_S = 60.0
+"""A host that its place will end gets no new leases from the longest lease plus this before its end."""
+
+
+class HealthWatch:
+    """One loop per host, ended by cancelling it."""
+
+    def __init__(self, config: PoolConfig, on_change: Callable[[], None]) -> None:
+        self._config = config
+        self._on_change = on_change
+
+    async def watch(self, host: PooledHost) -> None:
+        """Check now and then at every interval until cancelled."""
+        while True:
+            before = host.serves
+            await self._check(host)
+            if before != host.serves or host.unwell:
+                self._on_change()
+            await asyncio.sleep(self._config.health_interval_s)
+
+    async def _check(self, host: PooledHost) -> None:
+        assert host.client is not None
+        try:
+            async with asyncio.timeout(self._config.health_timeout_s):
+                host.health = await host.client.health()
+        except (TimeoutError, SandboxError, OSError) as error:
+            host.health_failures += 1
+            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+            log.info("health check of %s failed (%d in a row): %s", host.name, host.health_failures, reason)
+            if host.health_failures >= self._config.health_failures:
+                host.unwell = f"{host.health_failures} health checks failed, the last: {reason}"
+            return
+        host.health_failures = 0
+        host.unwell = self._scratch_problem(host)
+        if self._expires_soon(host) and host.state == "ready":
+            host.state = "condemned"
+
+    def _scratch_problem(self, host: PooledHost) -> str:
+        """Warn before the scratch space is full; the reason to lease nothing more when it is."""
+        assert host.health is not None
+        free_mb, config = host.health.scratch_free_mb, self._config
+        host.scratch_full = free_mb < config.scratch_min_mb
+        if host.scratch_full:
+            return f"scratch space is full: {free_mb} MB free, {config.scratch_min_mb} MB are kept"
+        if free_mb < config.scratch_warn_mb:
+            log.warning("scratch space of %s is filling up: %d MB free", host.name, free_mb)
+        return ""
+
+    def _expires_soon(self, host: PooledHost) -> bool:
+        if host.host is None or host.host.expires_at_s is None:
+            return False
+        longest_s = self._config.lease_ttl_s or 0.0
+        return time.time() + longest_s + EXPIRY_MARGIN_S > host.host.expires_at_s

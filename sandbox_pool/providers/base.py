@@ -1,0 +1,210 @@
+"""What a place for slots must offer: start a slot server under a given name, stop it, and list what it has.
+
+The contract, in the order in which providers get it wrong:
+
+- **The name is the identity.** `start(name, spec)` called twice gives the same host. When a create ends ambiguously (a
+  timeout, a cut connection), calling `start` again finds what was created, or `stop(name)` makes sure there is nothing.
+- **`stop` is idempotent and says the truth.** It returns when the host and all it left behind are gone, also when
+  there never was such a host, and raises when it cannot be sure. The pool keeps the name in its journal until `stop`
+  returned.
+- **`list` shows everything this project ever started there** that still exists, with the owner's tag: it finds hosts
+  by labels, never by the journal, so that a lost journal loses nothing.
+- **A host is never silently another host.** A provider whose scheduler replaces what died (Nomad does) must compare the
+  identity behind the name and raise `SandboxLost`.
+- Cancelling `start` may leave something behind: the pool always calls `stop` afterwards.
+
+A third-party provider is a class `Provider(context, options)` under the entry point group `hermes_rl.providers`, or
+named as `module:Class` in the config. `hermes-rl pool check --provider module:Class` tells whether it keeps all
+promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+from sandbox_pool.config import Isolation, PoolConfig
+from sandbox_pool.journal import without_secrets
+from sandbox_pool.spec import SandboxSpec
+
+ENTRY_POINT_GROUP = "hermes_rl.providers"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A slot server that was started and can be reached."""
+
+    name: str
+    address: str
+    """`unix:/path`, `tcp:host:port` or `tls:host:port`"""
+    token: str
+    identity: str = ""
+    """What is behind the name (an allocation id, a sandbox id, a pid): another one is another host."""
+    expires_at_s: float | None = None
+    """Unix time at which the place ends the host (Modal: after 24 h at most); the pool replaces it before."""
+
+    def __repr__(self) -> str:
+        return f"Host(name={self.name!r}, address={self.address!r}, identity={self.identity!r})"
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """Something this project started and that still exists in some form."""
+
+    name: str
+    owner: str
+    """Tag of the process that started it (`sandbox_pool.owner`); empty when it is not known."""
+    state: str
+    """starting, running or dead (only remains)"""
+    created_s: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ProviderContext:
+    """What the pool tells a provider about the hosts it wants."""
+
+    owner: str
+    slots: int
+    state_dir: Path
+    min_isolation: Isolation = "plain"
+    scratch_dir: Path | None = None
+    scratch_min_mb: int = 0
+    owner_ttl_s: float = 120.0
+
+    @classmethod
+    def of(cls, config: PoolConfig, owner: str) -> ProviderContext:
+        """Context for the pool with this config."""
+        return cls(
+            owner=owner,
+            slots=config.slots_per_host,
+            state_dir=config.resolved_state_dir(),
+            min_isolation=config.min_isolation,
+            scratch_dir=config.scratch_dir,
+            scratch_min_mb=config.scratch_min_mb,
+            owner_ttl_s=config.owner_ttl_s,
+        )
+
+    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the journal keeps, so that `gc` can build this provider again in another process."""
+        return {
+            "slots": self.slots,
+            "min_isolation": self.min_isolation,
+            "scratch_dir": str(self.scratch_dir) if self.scratch_dir else None,
+            "options": without_secrets(dict(options)),
+        }
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], *, owner: str, state_dir: Path) -> ProviderContext:
+        """The context that wrote these settings, for another owner."""
+        scratch_dir = settings.get("scratch_dir")
+        return cls(
+            owner=owner,
+            slots=int(settings["slots"]),
+            state_dir=state_dir,
+            min_isolation=settings["min_isolation"],
+            scratch_dir=Path(scratch_dir) if scratch_dir else None,
+        )
+
+    def token(self, name: str) -> str:
+        """The host's bearer token: derived from its name and a key only this user can read, so it is stored nowhere."""
+        return hmac.new(_pool_key(self.state_dir), name.encode(), hashlib.sha256).hexdigest()
+
+
+class Provider(Protocol):
+    """A way to start the slot server somewhere and reach it."""
+
+    async def start(self, name: str, spec: SandboxSpec) -> Host:
+        """Start the host of this name, or find it when it is already there."""
+
+    async def stop(self, name: str) -> None:
+        """Make sure that there is no such host and nothing of it left."""
+
+    async def list(self) -> list[HostRecord]:
+        """Everything this project ever started there and that still exists."""
+
+
+@runtime_checkable
+class KeysHosts(Protocol):
+    """Optional: says which specs can share a host. Without it every spec has hosts of its own."""
+
+    def host_key(self, spec: SandboxSpec) -> str:
+        """Specs with the same key can share a host."""
+
+
+@runtime_checkable
+class Adopts(Protocol):
+    """Optional: hosts outlive the process that started them, and `start` finds a running one by its name.
+
+    A new pool then takes over the running hosts of a dead one and resets every slot, instead of paying for new ones.
+    """
+
+    adopts: bool
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """Optional: a provider with connections of its own gets told when the pool is done."""
+
+    async def close(self) -> None:
+        """Release what the provider itself holds; hosts are already stopped."""
+
+
+def host_key(provider: Provider, spec: SandboxSpec) -> str:
+    """Which hosts may serve this spec."""
+    return provider.host_key(spec) if isinstance(provider, KeysHosts) else spec.key()
+
+
+BUILT_IN = {
+    "local": "sandbox_pool.providers.local:LocalProvider",
+}
+
+
+def provider_names() -> list[str]:
+    """Names that can be given without a module path: built-in ones and installed entry points."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any]) -> Provider:
+    """Make the provider of this name; an unknown name raises `ValueError` with what there is."""
+    target = BUILT_IN.get(name)
+    if target is None and ":" in name:
+        target = name
+    if target is None:
+        points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
+        if not points:
+            raise ValueError(
+                f"there is no provider {name!r}; there are {', '.join(provider_names())}, or `module:Class`"
+            )
+        target = points[0].value
+    module_name, _, class_name = target.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the provider {name!r} cannot be loaded: {error}") from error
+    return cast("Provider", factory(context, options))
+
+
+def _pool_key(state_dir: Path) -> bytes:
+    """The user's key, made on first use. Linked into place, so two processes that race agree on one."""
+    path = state_dir / "pool.key"
+    if not path.exists():
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = state_dir / f".pool.key.{os.getpid()}.{secrets.token_hex(4)}"
+        draft.touch(mode=0o600)
+        draft.write_bytes(secrets.token_bytes(32))
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            pass  # another process was first: its key counts
+        finally:
+            draft.unlink()
+    return path.read_bytes()

@@ -1,0 +1,282 @@
+"""Slot servers on this machine: the default provider, embedded, with nothing to install.
+
+A host is a directory `<scratch>/hermes-rl-<uid>/<name>/` that says who owns it (`host.json`), holds the server's
+scratch space and its log. The server dies with the process that started it; what a killed one left (mounts, cgroups,
+processes, files) is removed by `stop`, which finds it by that directory alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import pwd
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull
+from sandbox_pool.owner import start_ticks
+from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.scratch import choose_scratch, require_space
+from sandbox_pool.spec import SandboxSpec
+
+TERM_GRACE_S = 5.0
+CLEANUP_TIMEOUT_S = 60.0
+SOCKET_PATH_LIMIT = 100
+"""Linux allows 107 bytes for the path of a unix socket."""
+LOG_TAIL = 2000
+Records = list[HostRecord]
+
+
+class LocalOptions(BaseModel):
+    """`provider_options` of the local provider."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: str | None = None
+    """Build slots at this isolation level instead of the strongest that works here."""
+    user: str | None = None
+    """Run slot servers as this user; only root can."""
+    python: str = sys.executable
+    """Interpreter of the slot server, 3.9 or later."""
+
+
+class LocalProvider:
+    """Starts slot servers as processes of this machine."""
+
+    def __init__(self, context: ProviderContext, options: Mapping[str, Any]) -> None:
+        self._context = context
+        self._options = LocalOptions(**options)
+        self._root = choose_scratch(context.scratch_dir) / f"hermes-rl-{os.getuid()}"
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    def host_key(self, spec: SandboxSpec) -> str:
+        """A local server builds each slot for the spec of its lease, so every spec can use every host."""
+        return "local"
+
+    async def start(self, name: str, spec: SandboxSpec) -> Host:
+        """Start the server, or find the one of this name that is still running."""
+        directory = self._directory(name)
+        record = _read_record(directory)
+        if record and _is_running(record):
+            return Host(name, str(record["address"]), self._context.token(name), identity=str(record["pid"]))
+        if directory.exists():
+            await self.stop(name)
+        self._root.mkdir(parents=True, exist_ok=True)
+        require_space(self._root, self._context.scratch_min_mb)
+        address = f"unix:{self._socket_path(name)}"
+        await asyncio.to_thread(self._prepare, name, address)
+        process = await self._launch(name, address)
+        self._processes[name] = process
+        ready = await self._ready(name, process)
+        address = str(ready.get("address", address))
+        _write_record(directory, {**self._record(name, address), "pid": process.pid, "ticks": start_ticks(process.pid)})
+        return Host(name, address, self._context.token(name), identity=str(process.pid))
+
+    async def stop(self, name: str) -> None:
+        """End the server and remove all it left. Raises when something remains."""
+        directory = self._directory(name)
+        await self._end_process(name, directory)
+        if not directory.exists():
+            return
+        problem = await self._clean_up(directory)
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        self._socket_path(name).unlink(missing_ok=True)
+        if directory.exists():
+            raise SandboxError(f"{directory} could not be removed{': ' + problem if problem else ''}")
+        with contextlib.suppress(OSError):
+            self._root.rmdir()
+
+    async def list(self) -> Records:
+        """Every host directory below the scratch space, whoever started it."""
+        return await asyncio.to_thread(self._list)
+
+    def _list(self) -> Records:
+        if not self._root.is_dir():
+            return []
+        found = []
+        for directory in sorted(path for path in self._root.iterdir() if path.is_dir()):
+            record = _read_record(directory) or {}
+            state = "running" if _is_running(record) else ("dead" if "pid" in record else "starting")
+            created_s = float(record.get("created_s", directory.stat().st_mtime))
+            found.append(HostRecord(directory.name, str(record.get("owner", "")), state, created_s, str(directory)))
+        return found
+
+    def _directory(self, name: str) -> Path:
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"not a host name: {name!r}")
+        return self._root / name
+
+    def _socket_path(self, name: str) -> Path:
+        path = self._directory(name) / "s"
+        if len(str(path)) <= SOCKET_PATH_LIMIT:
+            return path
+        return Path("/tmp") / f"hrl-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.s"
+
+    def _record(self, name: str, address: str) -> dict[str, Any]:
+        return {"name": name, "owner": self._context.owner, "address": address, "created_s": time.time()}
+
+    def _prepare(self, name: str, address: str) -> None:
+        directory = self._directory(name)
+        # Others may pass through but not look around: slots of another uid keep their layers below.
+        self._root.chmod(0o711)
+        directory.mkdir(mode=0o711)
+        _write_record(directory, self._record(name, address))
+        scratch = directory / "scratch"
+        scratch.mkdir(mode=0o711)
+        (directory / "server.py").write_bytes(_packed_server())
+        if self._options.user is not None:
+            entry = pwd.getpwnam(self._options.user)
+            for path in (directory, scratch, directory / "server.py"):
+                os.chown(path, entry.pw_uid, entry.pw_gid)
+
+    def _command(self, name: str, *arguments: str) -> tuple[str, ...]:
+        directory = self._directory(name)
+        return (self._options.python, str(directory / "server.py"), "--scratch", str(directory / "scratch"), *arguments)
+
+    async def _launch(self, name: str, address: str) -> asyncio.subprocess.Process:
+        context = self._context
+        arguments = ["--listen", address, "--slots", str(context.slots), "--host-id", name, "--die-with-parent"]
+        arguments += ["--min-isolation", context.min_isolation, "--owner-ttl-s", str(context.owner_ttl_s)]
+        if self._options.level is not None:
+            arguments += ["--level", self._options.level]
+        user = None if self._options.user is None else pwd.getpwnam(self._options.user)
+        with (self._directory(name) / "server.log").open("wb") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(name, *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log_file,
+                env=_server_environment(),
+                cwd="/",
+                # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers in good order.
+                start_new_session=True,
+                user=None if user is None else user.pw_uid,
+                group=None if user is None else user.pw_gid,
+                extra_groups=None if user is None else [],
+            )
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died at once: its log says why, and `_ready` reads it
+            process.stdin.write(context.token(name).encode() + b"\n")
+            await process.stdin.drain()
+        return process
+
+    async def _ready(self, name: str, process: asyncio.subprocess.Process) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        try:
+            ready = json.loads(line)
+        except ValueError:
+            ready = None
+        if isinstance(ready, dict) and "error" not in ready:
+            return ready
+        message = str(ready["error"]) if isinstance(ready, dict) else ""
+        log_text = (self._directory(name) / "server.log").read_text(errors="replace").strip()[-LOG_TAIL:]
+        raise _start_error(name, message or log_text or f"the server said {line!r}")
+
+    async def _end_process(self, name: str, directory: Path) -> None:
+        process = self._processes.pop(name, None)
+        if process is not None:
+            await _end_child(process)
+            return
+        record = _read_record(directory) or {}
+        if _is_running(record):
+            await _end_stranger(int(record["pid"]), int(record["ticks"]))
+
+    async def _clean_up(self, directory: Path) -> str:
+        """Have the server program remove what a killed server left. What went wrong, if anything."""
+        if not (directory / "server.py").exists() or not (directory / "scratch").exists():
+            return ""
+        process = await asyncio.create_subprocess_exec(
+            *self._command(directory.name, "--cleanup"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=_server_environment(),
+            cwd="/",
+        )
+        try:
+            _, errors = await asyncio.wait_for(process.communicate(), CLEANUP_TIMEOUT_S)
+        except (TimeoutError, asyncio.CancelledError):
+            process.kill()
+            await process.wait()
+            raise
+        return "" if process.returncode == 0 else errors.decode(errors="replace").strip()[-LOG_TAIL:]
+
+
+def _server_environment() -> dict[str, str]:
+    """Nothing of the client's environment: its secrets have no business in a process that runs a model's commands."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+
+
+def _packed_server() -> bytes:
+    from sandbox_pool.server import pack
+
+    return pack()
+
+
+def _start_error(name: str, message: str) -> SandboxError:
+    for kind in (IsolationUnavailable, ScratchFull):
+        if kind.__name__ in message:
+            return kind(f"{name}: {message}")
+    return HostStartFailed(f"{name}: {message}")
+
+
+def _read_record(directory: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((directory / "host.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _write_record(directory: Path, record: dict[str, Any]) -> None:
+    draft = directory / ".host.json"
+    draft.write_text(json.dumps(record))
+    draft.replace(directory / "host.json")
+
+
+def _is_running(record: Mapping[str, Any]) -> bool:
+    return "pid" in record and start_ticks(int(record["pid"])) == record.get("ticks")
+
+
+async def _end_child(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), TERM_GRACE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+    transport = getattr(process, "_transport", None)
+    if transport is not None:
+        transport.close()
+
+
+async def _end_stranger(pid: int, ticks: int) -> None:
+    """End a server that another process started: told to, then made to."""
+    for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
+        if start_ticks(pid) != ticks:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            await asyncio.to_thread(_await_exit, os.pidfd_open(pid), grace_s)
+
+
+def _await_exit(pidfd: int, timeout_s: float) -> None:
+    try:
+        select.select([pidfd], [], [], timeout_s)
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,25 @@
+"""Faults the server reports to its client by kind; the client turns each kind into its own exception."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class SlotError(Exception):
+    """`kind` is one of: stale, lost, protocol, file, isolation, scratch, refused."""
+
+    def __init__(self, kind: str, message: str, *, errno: int | None = None, path: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.errno = errno
+        self.path = path
+
+    def to_wire(self) -> dict[str, Any]:
+        """As it travels in a response."""
+        return {"kind": self.kind, "message": str(self), "errno": self.errno, "path": self.path}
+
+
+def file_error(number: int, path: str) -> SlotError:
+    """A refused file call."""
+    return SlotError("file", os.strerror(number), errno=number, path=path)

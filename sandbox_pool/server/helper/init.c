@@ -1,0 +1,160 @@
+/* First process of a slot. It forks a keeper per command and a worker per file request, and reaps; everything that can
+ * block or take long happens in those. Its ready message proves that the slot starts empty. */
+#include "slot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int count_mounts(void) {
+    FILE *table = fopen("/proc/self/mountinfo", "re");
+    if (!table) return -1;
+    int lines = 0;
+    for (int c; (c = getc(table)) != EOF;) lines += c == '\n';
+    fclose(table);
+    return lines;
+}
+
+static void report_ready(int control, size_t upper_entries, int mounts) {
+    struct writer writer;
+    writer_begin(&writer, "ready");
+    writer_number(&writer, "processes", slot.namespaces ? count_processes() : 1);
+    writer_number(&writer, "upper_entries", (long long)upper_entries);
+    writer_number(&writer, "mounts", mounts);
+    writer_number(&writer, "landlock_abi", landlock_abi());
+    writer_send(&writer, control, NULL, 0);
+}
+
+/* Keepers by the number the server gave them, for the case that one no longer listens. */
+struct keeper {
+    long id;
+    pid_t pid;
+};
+static struct keeper *keepers;
+static size_t n_keepers;
+
+static void remember_keeper(long id, pid_t pid) {
+    struct keeper *grown = realloc(keepers, (n_keepers + 1) * sizeof *keepers);
+    if (!grown) return;
+    keepers = grown;
+    keepers[n_keepers++] = (struct keeper){id, pid};
+}
+
+static void forget_keeper(pid_t pid) {
+    for (size_t i = 0; i < n_keepers; i++)
+        if (keepers[i].pid == pid) {
+            keepers[i] = keepers[--n_keepers];
+            return;
+        }
+}
+
+/* A command may have stopped its own keeper; then the keeper's deadline is enforced from here. */
+static void drop_keeper(long id) {
+    for (size_t i = 0; i < n_keepers; i++)
+        if (keepers[i].id == id) {
+            kill_descendants(keepers[i].pid);
+            kill(keepers[i].pid, SIGKILL);
+            return;
+        }
+}
+
+static void reap(void) {
+    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) forget_keeper(pid);
+}
+
+/* Kills everything but the init. As PID 1 that is one call; elsewhere every descendant is found first. */
+static int kill_all(void) {
+    int killed = 0;
+    if (!slot.namespaces) killed = kill_descendants(getpid());
+    else kill(-1, SIGKILL);
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) killed++;
+    n_keepers = 0;
+    return killed;
+}
+
+static void fork_helper(int control, struct message *request, bool keeper) {
+    pid_t pid = request->n_fds < 1 ? -1 : fork();
+    if (pid > 0 && keeper) remember_keeper(message_number(request, "id", 0), pid);
+    if (pid != 0) return; /* on failure the server sees its end of the socket close */
+    close(control);
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (keeper) keeper_main(request->fds[0]);
+    else worker_main(request->fds[0], request);
+    _exit(0);
+}
+
+static void handle(int control, struct message *request) {
+    const char *op = message_op(request);
+    if (!strcmp(op, "job")) fork_helper(control, request, true);
+    else if (!strcmp(op, "file")) fork_helper(control, request, false);
+    else if (!strcmp(op, "drop")) drop_keeper(message_number(request, "id", 0));
+    else if (!strcmp(op, "kill_all")) {
+        struct writer writer;
+        int killed = kill_all();
+        writer_begin(&writer, "killed");
+        writer_number(&writer, "count", killed);
+        writer_send(&writer, control, NULL, 0);
+    } else if (!strcmp(op, "stop")) {
+        kill_all();
+        _exit(0);
+    }
+}
+
+/* The configuration points into the zygote's request, which this process must not keep alive piecemeal. */
+static void keep_config(void) {
+    slot.workdir = strdup(slot.workdir);
+    slot.home = strdup(slot.home);
+    slot.root = slot.root ? strdup(slot.root) : NULL;
+}
+
+void init_main(int control) {
+    keep_config();
+    set_process_name("slot-init");
+    umask(022);
+    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - (size_t)slot.n_parts : 0;
+    int mounts = count_mounts();
+    if (slot.namespaces) {
+        make_directories(slot.workdir, 0755);
+        make_directories(slot.home, 0700);
+    } else {
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    }
+    errno = 0;
+    const char *failed = drop_init_privileges();
+    if (failed) {
+        send_failure(control, failed, errno);
+        _exit(71);
+    }
+    sigset_t children;
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &children, NULL);
+    int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
+    report_ready(control, upper_entries, mounts);
+    struct pollfd polled[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
+    for (;;) {
+        if (poll(polled, 2, -1) < 0 && errno != EINTR) _exit(1);
+        if (polled[1].revents) {
+            struct signalfd_siginfo info;
+            while (read(signals, &info, sizeof info) > 0) {}
+            reap();
+        }
+        if (!polled[0].revents) continue;
+        struct message request;
+        if (!message_receive(control, &request)) {
+            kill_all();
+            _exit(0);
+        }
+        handle(control, &request);
+        message_free(&request);
+    }
+}

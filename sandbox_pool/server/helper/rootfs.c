@@ -1,0 +1,187 @@
+/* The slot's root: an overlay whose writable layer is a size-limited tmpfs, its own /dev and /proc, and nothing of
+ * the host reachable behind it. Everything is mounted in the slot's own mount namespace, so it ends with the slot. */
+#include "slot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef MS_NOSUID
+#define MS_RDONLY 1
+#define MS_NOSUID 2
+#define MS_NODEV 4
+#define MS_NOEXEC 8
+#define MS_REMOUNT 32
+#define MS_BIND 4096
+#define MS_MOVE 8192
+#define MS_REC 16384
+#define MS_PRIVATE (1 << 18)
+#endif
+#ifndef OPEN_TREE_CLONE
+#define OPEN_TREE_CLONE 1
+#endif
+#ifndef MNT_DETACH
+#define MNT_DETACH 2
+#endif
+
+int mount(const char *, const char *, const char *, unsigned long, const void *);
+int umount2(const char *, int);
+
+int upper_fd = -1;
+
+/* A detached copy of the mount at `path`, its owners shifted into the user namespace. */
+int clone_layer(const char *path, int userns_fd) {
+    int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | O_CLOEXEC);
+    if (tree < 0) return -1;
+    struct mount_attr attributes = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)userns_fd};
+    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes)) {
+        int error = errno;
+        close(tree);
+        errno = error;
+        return -1;
+    }
+    return tree;
+}
+
+static int bind_device(const char *name) {
+    char from[64], to[64];
+    snprintf(from, sizeof from, "/dev/%s", name);
+    snprintf(to, sizeof to, "root/dev/%s", name);
+    int fd = open(to, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    close(fd);
+    return mount(from, to, NULL, MS_BIND, NULL);
+}
+
+static const char *make_devices(void) {
+    static const char *const devices[] = {"null", "zero", "full", "random", "urandom", "tty"};
+    mkdir("root/dev", 0755);
+    if (mount("tmpfs", "root/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=256k,mode=755")) return "mount /dev";
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+        if (bind_device(devices[i])) return "bind a device";
+    mkdir("root/dev/shm", 01777);
+    if (mount("tmpfs", "root/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=1777")) return "mount /dev/shm";
+    mkdir("root/dev/pts", 0755);
+    if (mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"))
+        return "mount /dev/pts";
+    if (symlink("pts/ptmx", "root/dev/ptmx") || symlink("/proc/self/fd", "root/dev/fd") ||
+        symlink("/proc/self/fd/0", "root/dev/stdin") || symlink("/proc/self/fd/1", "root/dev/stdout") ||
+        symlink("/proc/self/fd/2", "root/dev/stderr"))
+        return "link /dev/fd";
+    return NULL;
+}
+
+static bool loopback_up(void) {
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct ifreq request = {.ifr_flags = IFF_UP | IFF_RUNNING};
+    strcpy(request.ifr_name, "lo");
+    bool up = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &request) == 0;
+    if (fd >= 0) close(fd);
+    return up;
+}
+
+/* Without a user namespace id 0 of the slot is the host's: what root may write in /proc must be read-only. */
+static const char *protect_proc(void) {
+    static const char *const read_only[] = {"sys", "sysrq-trigger", "irq", "bus", "fs"};
+    static const char *const hidden[] = {"kcore", "keys", "timer_list", "sched_debug", "latency_stats"};
+    char path[64];
+    for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++) {
+        snprintf(path, sizeof path, "root/proc/%s", read_only[i]);
+        if (access(path, F_OK)) continue;
+        if (mount(path, path, NULL, MS_BIND | MS_REC, NULL) ||
+            mount(NULL, path, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
+            return "protect /proc";
+    }
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
+        snprintf(path, sizeof path, "root/proc/%s", hidden[i]);
+        if (!access(path, F_OK) && mount("/dev/null", path, NULL, MS_BIND, NULL)) return "hide part of /proc";
+    }
+    return NULL;
+}
+
+/* Overlay of `below` in every layer (all of it when empty), topmost first, with `last` as the lowest. */
+static const char *mount_overlay(const char *below, const char *last, const char *upper, const char *work,
+                                 const char *target) {
+    char options[4096];
+    int used = snprintf(options, sizeof options, "lowerdir=");
+    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++)
+        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s%s%s", i ? ":" : "", slot.layers[i],
+                         *below ? "/" : "", below);
+    if ((size_t)used < sizeof options && last)
+        used += snprintf(options + used, sizeof options - (size_t)used, ":%s", last);
+    if ((size_t)used < sizeof options)
+        used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s,workdir=%s%s", upper, work,
+                         slot.user_ns ? ",userxattr" : "");
+    if ((size_t)used >= sizeof options) return "name all layers";
+    return mount("overlay", target, "overlay", MS_NODEV, options) ? "mount the overlay" : NULL;
+}
+
+/* Layers that came as detached mounts get a name to be referred to by. */
+static const char *attach_layers(const int *layer_fds, int n_fds) {
+    static char names[MAX_LAYERS][8];
+    for (int i = 0; i < n_fds && i < slot.n_layers; i++) {
+        snprintf(names[i], sizeof names[i], "l%d", i);
+        mkdir(names[i], 0755);
+        if (syscall(SYS_move_mount, layer_fds[i], "", AT_FDCWD, names[i], 4 /* MOVE_MOUNT_F_EMPTY_PATH */))
+            return "attach a layer";
+        slot.layers[i] = names[i];
+    }
+    return NULL;
+}
+
+/* An ordinary user may not use the host's root as a layer, because other mounts lie on it; but what lies below its
+ * directories can be used. So each of them gets an overlay of its own, with its upper inside of the common one. */
+static const char *mount_parts(void) {
+    for (int i = 0; i < slot.n_parts; i++) {
+        char host[64], upper[64], work[64], target[64];
+        snprintf(host, sizeof host, "/%s", slot.parts[i]);
+        snprintf(upper, sizeof upper, "u/%s", slot.parts[i]);
+        snprintf(work, sizeof work, "w%d", i);
+        snprintf(target, sizeof target, "root/%s", slot.parts[i]);
+        if ((mkdir(upper, 0755) && errno != EEXIST) || mkdir(work, 0755)) return "make the writable layer";
+        const char *failed = mount_overlay(slot.parts[i], host, upper, work, target);
+        if (failed) return failed;
+    }
+    return NULL;
+}
+
+static const char *enter_root(void) {
+    if (chdir("root")) return "enter the root";
+    if (syscall(SYS_pivot_root, ".", ".") == 0) {
+        if (umount2(".", MNT_DETACH) || chdir("/")) return "leave the old root";
+        return NULL;
+    }
+    /* Docker's filter refuses pivot_root even with SYS_ADMIN; without CAP_SYS_CHROOT there is no way back from this. */
+    if (mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/")) return "pivot_root";
+    return NULL;
+}
+
+/* Runs with the zygote's run directory as working directory; relative paths need no right on what lies above it. */
+const char *build_root(const int *layer_fds, int n_fds) {
+    char options[96];
+    const char *failed;
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) return "make mounts private";
+    snprintf(options, sizeof options, "mode=755%s%s", slot.upper_size ? ",size=" : "",
+             slot.upper_size ? slot.upper_size : "");
+    if (mount("tmpfs", "m", "tmpfs", MS_NOSUID | MS_NODEV, options) || chdir("m")) return "mount the writable layer";
+    if (mkdir("u", 0755) || mkdir("w", 0755) || mkdir("root", 0755)) return "make the writable layer";
+    if ((upper_fd = open("u", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return "open the writable layer";
+    if ((failed = attach_layers(layer_fds, n_fds))) return failed;
+    if ((failed = mount_overlay("", NULL, "u", "w", "root"))) return failed;
+    if ((failed = mount_parts())) return failed;
+    if ((failed = make_devices())) return failed;
+    mkdir("root/proc", 0555);
+    if (mount("proc", "root/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "mount /proc";
+    if (!slot.user_ns && (failed = protect_proc())) return failed;
+    if (slot.net_ns && !loopback_up()) return "bring up loopback";
+    if (sethostname(slot.hostname, strlen(slot.hostname))) return "set the host name";
+    return enter_root();
+}

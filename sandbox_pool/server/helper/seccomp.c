@@ -1,0 +1,103 @@
+/* System calls no slot needs and every escape starts with: refused with EPERM, as container runtimes do. */
+#include "slot.h"
+
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#if defined(__x86_64__)
+#define NATIVE_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define NATIVE_ARCH AUDIT_ARCH_AARCH64
+#else
+#error "no seccomp filter for this architecture"
+#endif
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x80
+#endif
+
+/* CLONE_NEWTIME shares its bit with clone's exit signal, so clone() can not ask for it and unshare is refused anyway. */
+#define NAMESPACE_FLAGS (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
+
+static const int denied[] = {
+    SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_unshare, SYS_setns, SYS_swapon, SYS_swapoff,
+    428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */,
+    433 /* fspick */, 442 /* mount_setattr */, 467 /* open_tree_attr */,
+    SYS_keyctl, SYS_add_key, SYS_request_key, SYS_bpf, SYS_userfaultfd, SYS_perf_event_open,
+    425 /* io_uring_setup */, 426, 427, SYS_kexec_load, 320 /* kexec_file_load */, SYS_reboot, SYS_acct,
+    SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_open_by_handle_at, SYS_name_to_handle_at,
+    SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_syslog, SYS_quotactl,
+    SYS_lookup_dcookie, SYS_nfsservctl, SYS_vhangup, SYS_sethostname, SYS_setdomainname, SYS_move_pages,
+    SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp, SYS_fanotify_init,
+#ifdef __x86_64__
+    SYS_iopl, SYS_ioperm, SYS_modify_ldt, SYS_uselib, SYS_create_module, SYS_get_kernel_syms, SYS_query_module, SYS__sysctl,
+#endif
+};
+
+struct program {
+    struct sock_filter code[160];
+    unsigned short length;
+};
+
+static void emit(struct program *p, unsigned short op, unsigned int k, unsigned char yes, unsigned char no) {
+    p->code[p->length++] = (struct sock_filter){op, yes, no, k};
+}
+
+static void load(struct program *p, size_t offset) { emit(p, BPF_LD | BPF_W | BPF_ABS, (unsigned int)offset, 0, 0); }
+
+static void give(struct program *p, unsigned int action) { emit(p, BPF_RET | BPF_K, action, 0, 0); }
+
+static void deny_namespaces(struct program *p) {
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3);
+    load(p, offsetof(struct seccomp_data, args[0]));
+    emit(p, BPF_JMP | BPF_JSET | BPF_K, NAMESPACE_FLAGS, 0, 2);
+    give(p, SECCOMP_RET_ERRNO | EPERM);
+    emit(p, BPF_JMP | BPF_JA, 1, 0, 0);
+    give(p, SECCOMP_RET_ALLOW);
+    /* clone3 hides its flags behind a pointer; ENOSYS makes every libc fall back to clone. */
+    load(p, offsetof(struct seccomp_data, nr));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, 435, 0, 1);
+    give(p, SECCOMP_RET_ERRNO | ENOSYS);
+}
+
+/* vsock and AF_ALG ignore network namespaces; packet and exotic families only widen the kernel's surface. */
+static void allow_socket_families(struct program *p, bool allow_inet) {
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, (unsigned char)(allow_inet ? 7 : 4));
+    load(p, offsetof(struct seccomp_data, args[0]));
+    unsigned char left = allow_inet ? 4 : 1;
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, left, 0);
+    if (allow_inet) {
+        emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 3, 0);
+        emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 2, 0);
+        emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0);
+    }
+    give(p, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
+    give(p, SECCOMP_RET_ALLOW);
+}
+
+const char *install_seccomp(bool allow_inet) {
+    struct program p = {.length = 0};
+    load(&p, offsetof(struct seccomp_data, arch));
+    emit(&p, BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0);
+    give(&p, SECCOMP_RET_ERRNO | ENOSYS);
+    load(&p, offsetof(struct seccomp_data, nr));
+#ifdef __x86_64__
+    emit(&p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1); /* the x32 table would bypass every number below */
+    give(&p, SECCOMP_RET_ERRNO | ENOSYS);
+#endif
+    for (size_t i = 0; i < sizeof denied / sizeof *denied; i++) {
+        emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (unsigned int)denied[i], 0, 1);
+        give(&p, SECCOMP_RET_ERRNO | EPERM);
+    }
+    allow_socket_families(&p, allow_inet);
+    deny_namespaces(&p);
+    give(&p, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {p.length, p.code};
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0)) return "install the seccomp filter";
+    return NULL;
+}

@@ -1,0 +1,133 @@
+/* Starting a keeper's shell. What the shell shares with its keeper besides stdin, stdout and stderr are three
+ * descriptors with fixed high numbers, out of the way of whatever a command does with the usual ones. */
+#include "slot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <termios.h>
+#include <unistd.h>
+
+/* The shell's ends. */
+struct ends {
+    int script, in, out, err;
+};
+
+static bool make_pipe(int *read_end, int *write_end) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC)) return false;
+    *read_end = move_high(ends[0]);
+    *write_end = move_high(ends[1]);
+    return true;
+}
+
+static int memory_file(const char *name) { return move_high(memfd_create(name, MFD_CLOEXEC)); }
+
+static const char *open_pty(struct job *job, struct ends *shell, const struct message *request) {
+    char name[64];
+    int main_end = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (main_end < 0 || grantpt(main_end) || unlockpt(main_end) || ptsname_r(main_end, name, sizeof name))
+        return "open a terminal";
+    struct winsize size = {.ws_row = (unsigned short)message_number(request, "rows", 30),
+                           .ws_col = (unsigned short)message_number(request, "cols", 120)};
+    ioctl(main_end, TIOCSWINSZ, &size);
+    int terminal = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (terminal < 0) return "open a terminal";
+    if (slot.run_uid > 0 && fchown(terminal, (uid_t)slot.run_uid, (gid_t)slot.run_uid)) return "own a terminal";
+    job->out = job->input = move_high(main_end);
+    shell->in = shell->out = shell->err = move_high(terminal);
+    return NULL;
+}
+
+/* stdin given in advance is a file: it needs nobody to feed it, and the command can not block on us. */
+static int stdin_file(const struct message *request, size_t state_size) {
+    int fd = memory_file("stdin");
+    if (fd < 0 || !write_all(fd, request->raw + state_size, request->raw_size - state_size)) return -1;
+    lseek(fd, 0, SEEK_SET);
+    return fd;
+}
+
+static const char *open_standard(struct job *job, struct ends *shell, const struct message *request, size_t state_size) {
+    if (job->pty) return open_pty(job, shell, request);
+    if (!make_pipe(&job->out, &shell->out)) return "make a pipe";
+    shell->err = shell->out;
+    if (message_number(request, "separate", 0) && !make_pipe(&job->err, &shell->err)) return "make a pipe";
+    if (message_number(request, "background", 0)) {
+        if (!make_pipe(&shell->in, &job->input)) return "make a pipe";
+    } else if (message_number(request, "stdin", 0)) {
+        shell->in = stdin_file(request, state_size);
+    } else {
+        shell->in = move_high(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    }
+    return shell->in < 0 ? "open stdin" : NULL;
+}
+
+static const char *open_channels(struct job *job, struct ends *shell, const struct message *request) {
+    size_t state_size = (size_t)message_number(request, "state_size", 0);
+    job->out = job->err = job->input = -1;
+    if (state_size > request->raw_size) state_size = request->raw_size;
+    if (!make_pipe(&shell->script, &job->wake)) return "make a pipe";
+    const char *failed = open_standard(job, shell, request, state_size);
+    if (failed) return failed;
+    job->state = memory_file("state");
+    job->script = memory_file("script");
+    if (job->state < 0 || job->script < 0) return "make a memory file";
+    return write_all(job->state, request->raw, state_size) ? NULL : "pass the state";
+}
+
+static char **collect(const struct message *request, const char *key) {
+    size_t count = 1;
+    for (const char *v = NULL; (v = message_next(request, key, v));) count++;
+    char **list = malloc(count * sizeof *list), **next = list;
+    if (!list) _exit(71);
+    for (const char *v = NULL; (v = message_next(request, key, v));) *next++ = (char *)v;
+    *next = NULL;
+    return list;
+}
+
+/* Runs between vfork and exec: nothing here may touch memory that the keeper goes on using. */
+static void run_shell(const struct job *job, const struct ends *shell, const char *program, char **arguments,
+                      char **environment) {
+    sigset_t none;
+    setsid();
+    dup2(shell->in, 0);
+    dup2(shell->out, 1);
+    dup2(shell->err, 2);
+    dup2(shell->script, FD_WAKE);
+    dup2(job->state, FD_STATE);
+    dup2(job->script, FD_SCRIPT);
+    if (job->pty) ioctl(0, TIOCSCTTY, 0);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    const char *failed = become_command();
+    if (!failed) execve(program, arguments, environment);
+    dprintf(2, "cannot start the shell: %s: %s\n", failed ? failed : program, strerror(errno));
+    _exit(127);
+}
+
+const char *start_shell(struct job *job, const struct message *request) {
+    struct ends shell = {-1, -1, -1, -1};
+    job->pty = message_number(request, "pty", 0);
+    const char *failed = open_channels(job, &shell, request), *program = message_get(request, "program");
+    if (failed) return failed;
+    fcntl(job->out, F_SETFL, O_NONBLOCK | (job->pty ? O_RDWR : 0));
+    if (job->err >= 0) fcntl(job->err, F_SETFL, O_NONBLOCK);
+    char **arguments = collect(request, "arg"), **environment = collect(request, "env");
+    job->shell = vfork();
+    if (job->shell == 0) run_shell(job, &shell, program, arguments, environment);
+    if (job->shell < 0) return "fork the shell";
+    free(arguments);
+    free(environment);
+    close(shell.script);
+    close(shell.in);
+    if (!job->pty) close(shell.out);
+    if (shell.err != shell.out) close(shell.err);
+    return NULL;
+}

@@ -1,0 +1,148 @@
+/* Shared declarations of the slot helper: one static program that is zygote, slot init, job keeper and file worker.
+ *
+ *   zygote   host side; clones a slot on request, so that a slot costs no exec
+ *   init     first process of a slot; forks keepers and file workers, nothing else
+ *   keeper   owns one command: its shell, its output, its deadline, and every process it leaves behind
+ *   worker   does one file request inside the slot, with the slot's own rights, so that no path can escape it
+ */
+#ifndef HERMES_SLOT_H
+#define HERMES_SLOT_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define MAX_FDS 16
+#define MAX_LAYERS 24
+#define MAX_CGROUPS 4
+#define MAX_PARTS 16
+
+/* message.c: length-prefixed messages over SOCK_SEQPACKET, "op\0key=value\0...\0" and then raw bytes. */
+struct message {
+    char *data;       /* heap, NUL-terminated beyond `size` */
+    size_t size;
+    char *raw;        /* inside data */
+    size_t raw_size;
+    int fds[MAX_FDS];
+    int n_fds;
+};
+
+struct writer {
+    char *data;
+    size_t size, capacity;
+};
+
+bool message_receive(int sock, struct message *message);
+void message_free(struct message *message);
+const char *message_op(const struct message *message);
+const char *message_get(const struct message *message, const char *key);
+const char *message_next(const struct message *message, const char *key, const char *previous);
+long message_number(const struct message *message, const char *key, long otherwise);
+void writer_begin(struct writer *writer, const char *op);
+void writer_text(struct writer *writer, const char *key, const char *value);
+void writer_number(struct writer *writer, const char *key, long long value);
+void writer_raw_begin(struct writer *writer);
+void writer_raw(struct writer *writer, const void *data, size_t size);
+bool writer_send(struct writer *writer, int sock, const int *fds, int n_fds);
+bool send_failure(int sock, const char *step, int error);
+
+/* util.c */
+bool write_all(int fd, const void *data, size_t size);
+bool read_all(int fd, void *data, size_t size);
+int write_text_file(const char *path, const char *text);
+int make_directories(const char *path, mode_t mode);
+int move_high(int fd);
+long long now_us(void);
+size_t count_entries(int directory_fd);
+void set_process_name(const char *name);
+extern char *command_line;
+extern size_t command_line_size;
+
+/* What a slot is made of; points into the message that asked for it. */
+struct slot_config {
+    const char *hostname, *workdir, *home, *root, *upper_size;
+    const char *layers[MAX_LAYERS];
+    int n_layers;
+    const char *parts[MAX_PARTS];
+    int n_parts;
+    const char *cgroups[MAX_CGROUPS];
+    int n_cgroups;
+    bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet;
+    long uid_base, uid_count, run_uid;
+    long max_processes, max_memory_bytes;
+};
+
+extern struct slot_config slot;
+
+/* zygote.c */
+int zygote_main(int control);
+
+/* rootfs.c: the slot's own view of the file system */
+const char *build_root(const int *layer_fds, int n_fds);
+extern int upper_fd;
+int clone_layer(const char *path, int userns_fd);
+
+/* privileges.c, seccomp.c, landlock.c */
+const char *drop_init_privileges(void);
+const char *become_command(void);
+const char *install_seccomp(bool allow_inet);
+const char *restrict_with_landlock(void);
+int landlock_abi(void);
+
+/* init.c */
+void init_main(int control);
+
+/* keeper.c, shell.c */
+void keeper_main(int sock);
+
+struct job {
+    int sock;
+    pid_t shell;
+    int out, err;      /* read ends of the command's pipes; -1 once closed */
+    int input;         /* write end of a background process's stdin, or the PTY */
+    int wake;          /* write end of the pipe on which the shell waits */
+    int state, script; /* memory files shared with the shell */
+    bool pty;
+};
+
+enum { FD_WAKE = 200, FD_STATE = 201, FD_SCRIPT = 202 };
+const char *start_shell(struct job *job, const struct message *request);
+
+/* tree.c */
+int kill_descendants(pid_t ancestor);
+int count_processes(void);
+
+/* capture.c: head and tail of a stream, exact counts, whole log in the slot when it is longer than the cap */
+struct capture {
+    char *head, *tail;
+    size_t head_size, head_capacity, tail_size, tail_capacity, tail_start;
+    size_t max_chars;
+    uint64_t total_bytes, total_chars;
+    int pending;            /* continuation bytes still expected by the UTF-8 counter */
+    unsigned char low, high; /* range allowed for the next continuation byte */
+    bool truncated;
+    int log_fd;
+    char log_path[128];
+};
+void capture_begin(struct capture *capture, size_t max_chars, const char *log_path);
+void capture_add(struct capture *capture, const char *data, size_t size);
+void capture_end(struct capture *capture);
+
+struct ring {
+    char *data;
+    size_t capacity;
+    uint64_t total;
+};
+void ring_add(struct ring *ring, const char *data, size_t size);
+
+/* files.c, archive.c */
+void worker_main(int sock, const struct message *request);
+int pack_tree(int out, int directory, const char *name, bool layer);
+int unpack_tree(int in, int directory, bool layer);
+extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 is nobody */
+
+#endif

@@ -1,0 +1,149 @@
+"""One command in a slot: the server's side of its keeper process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import shell
+from .channel import Channel, Message, message_pair
+from .errors import SlotError
+from .zygote import failure_text
+
+if TYPE_CHECKING:
+    from .instance import Instance
+
+BASH = "/bin/bash"
+_numbers = itertools.count(1)
+
+
+class Job:
+    """A keeper and the shell it started, waiting for its command or running it."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        stdin: bytes | None = None,
+        separate: bool = False,
+        background: bool = False,
+        terminal: tuple[int, int] | None = None,
+    ) -> None:
+        self.instance = instance
+        self.state = instance.state
+        self.background = background
+        loop = asyncio.get_running_loop()
+        self.exit: asyncio.Future[Message] = loop.create_future()
+        self.started: asyncio.Future[int] = loop.create_future()
+        self.on_alive: Callable[[float], None] | None = None
+        self._logs: dict[int, asyncio.Future[Message]] = {}
+        self._serial = 0
+        self._began = 0.0
+        ours, theirs = message_pair()
+        self.channel = Channel(ours, self._on_message, self._on_close)
+        self.id = next(_numbers)
+        instance.control.send("job", [("id", self.id)], fds=[theirs.fileno()])
+        theirs.close()
+        fields = self._start_fields()
+        if background:
+            fields.append(("background", 1))
+        if separate:
+            fields.append(("separate", 1))
+        if stdin is not None:
+            fields.append(("stdin", 1))
+        if terminal:
+            fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
+        self.channel.send("start", fields, self.state + (stdin or b""))
+        instance.jobs.add(self)
+
+    def _start_fields(self) -> list[tuple[str, Any]]:
+        # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
+        env = {} if self.state else self.instance.environment
+        boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
+        fields: list[tuple[str, Any]] = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+        fields += [("env", f"{name}={value}") for name, value in env.items()]
+        return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
+
+    def _on_message(self, message: Message) -> None:
+        if message.op == "exit":
+            if not self.background:
+                self._finish()
+            if not self.exit.done():
+                self.exit.set_result(message)
+        elif message.op == "alive":
+            if self.on_alive is not None:
+                self.on_alive(message.number("us") / 1e6)
+        elif message.op == "started":
+            if not self.started.done():
+                self.started.set_result(message.number("pid"))
+        elif message.op == "log":
+            waiting = self._logs.pop(message.number("id"), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        elif message.op == "failed":
+            self.fail(SlotError("lost", f"command could not start: {failure_text(message)}"))
+
+    def _on_close(self) -> None:
+        """The keeper was killed: by the slot's own processes, by the OOM killer, or with all others."""
+        self._finish()
+        if not self.exit.done():
+            elapsed_us = int((time.monotonic() - self._began) * 1e6) if self._began else 0
+            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(elapsed_us)}, b"", []))
+        self.fail(SlotError("lost", "the process is gone"))
+
+    def fail(self, error: SlotError) -> None:
+        """Nobody will hear from the keeper any more."""
+        waiting: list[asyncio.Future[Any]] = [self.exit, self.started, *self._logs.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting for this one
+        self._logs.clear()
+
+    def _finish(self) -> None:
+        self.channel.close()
+        self.instance.jobs.discard(self)
+
+    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
+        """Hand the waiting shell its command."""
+        fields: list[tuple[str, Any]] = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        self._began = time.monotonic()
+        self.channel.send("run", fields, script)
+
+    def kill(self) -> None:
+        """Kill the command and everything it started, nothing else."""
+        self.channel.send("kill")
+
+    def drop(self) -> None:
+        """Kill it from outside: its keeper did not do what it was told in time, perhaps because the slot stopped it."""
+        if not self.exit.done() and not self.instance.lost:
+            self.instance.control.send("drop", [("id", self.id)])
+
+    async def log(self, offset: int, limit: int | None) -> Message:
+        """Part of a background process's rolling log."""
+        self._serial += 1
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        if self.channel.closed:
+            raise SlotError("lost", "the process is gone")
+        self._logs[self._serial] = future
+        self.channel.send("log", [("id", self._serial), ("offset", offset), ("limit", -1 if limit is None else limit)])
+        return await future
+
+    def discard(self) -> None:
+        """Let go; a command that still runs is killed by its keeper."""
+        self._finish()
+
+
+def exit_code(status: int, timed_out: bool) -> tuple[int, int | None]:
+    """Exit code as bash gives it, and the signal when one ended the shell itself."""
+    if timed_out:
+        return 124, None
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return 128 + number, number
+    return os.WEXITSTATUS(status), None

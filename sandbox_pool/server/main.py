@@ -1,0 +1,136 @@
+"""Command line of the slot server; see PROTOCOL.md for the life of a server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from . import cleanup
+from .connection import Connection
+from .errors import SlotError
+from .probe import Host, find_host
+from .service import Service, owner_gone
+from .slots import Slots
+from .snapshots import SnapshotStore
+
+TTL_CHECK_S = 0.5
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="slot-server", description="Serve isolated slots; the token is the first line of stdin."
+    )
+    parser.add_argument("--listen", default="tcp:127.0.0.1:0", help="unix:/path or tcp:host:port")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--scratch", required=True)
+    parser.add_argument("--min-isolation", default="plain", choices=("namespaces", "landlock", "uid", "plain"))
+    parser.add_argument("--level", help="use this level only")
+    parser.add_argument("--owner-ttl-s", type=float, help="end when no client was connected for so long")
+    parser.add_argument("--host-id", default="")
+    parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
+    parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the server, or clean up after one."""
+    arguments = _arguments()
+    os.makedirs(arguments.scratch, exist_ok=True)
+    arguments.scratch = os.path.realpath(arguments.scratch)
+    problems = cleanup.clean(arguments.scratch)
+    if arguments.cleanup:
+        sys.stderr.write("".join(f"{problem}\n" for problem in problems))
+        sys.exit(1 if problems else 0)
+    token = sys.stdin.readline().strip()
+    if not token:
+        _say({"error": "no token on stdin"})
+        sys.exit(2)
+    _raise_file_limit()
+    try:
+        asyncio.run(_serve(arguments, token))
+    except (SlotError, OSError) as error:
+        _say({"error": str(error)})
+        sys.exit(3)
+    finally:
+        cleanup.clean(arguments.scratch)
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _raise_file_limit() -> None:
+    """Every slot needs a handful of descriptors here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(arguments: argparse.Namespace, token: str) -> None:
+    host = await find_host(arguments.scratch, arguments.min_isolation, arguments.level)
+    slots = Slots(arguments.slots, host.builder)
+    snapshots = SnapshotStore(os.path.join(host.builder.place.layers, "snapshots"), host.zygote, host.level)
+    facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
+    service = Service(token, slots, snapshots, facts, arguments.scratch)
+    host.on_lost = service.stopping.set
+    server, address = await _listen(arguments.listen, service)
+    cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, service.stopping.set)
+    if arguments.die_with_parent:
+        _watch_stdin(loop, service)
+    _say({"address": address, "pid": os.getpid(), "isolation": host.level.name, "level": host.level.label})
+    await _until_stopped(service, arguments.owner_ttl_s)
+    server.close()
+    for connection in list(service.connections):
+        connection.close()
+    await asyncio.sleep(0)
+    _stop(host, arguments.listen)
+
+
+def _stop(host: Host, listen: str) -> None:
+    """Ending the zygote ends every slot with everything in it."""
+    host.zygote.close()
+    if listen.startswith("unix:"):
+        with contextlib.suppress(OSError):
+            os.unlink(listen[5:])
+
+
+async def _until_stopped(service: Service, ttl_s: float | None) -> None:
+    while not service.stopping.is_set() and not owner_gone(service, ttl_s):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(service.stopping.wait(), min(TTL_CHECK_S, ttl_s) if ttl_s else None)
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, service: Service) -> None:
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            service.stopping.set()
+
+    loop.add_reader(0, readable)
+
+
+async def _listen(address: str, service: Service) -> tuple[asyncio.AbstractServer, str]:
+    loop = asyncio.get_running_loop()
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        with contextlib.suppress(OSError):
+            os.unlink(rest)
+        unix = await loop.create_unix_server(lambda: Connection(service), rest)
+        os.chmod(rest, 0o600)
+        return unix, address
+    if kind != "tcp":
+        raise SlotError("refused", f"cannot listen on {address!r}")
+    name, _, port = rest.rpartition(":")
+    server = await loop.create_server(lambda: Connection(service), name, int(port))
+    return server, f"tcp:{name}:{server.sockets[0].getsockname()[1]}"

@@ -1,0 +1,145 @@
+"""Finds the strongest isolation this place allows, by building a slot at each level and running a command in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .cgroups import Cgroups
+from .errors import SlotError
+from .isolation import RANK, Level, Place, candidates
+from .layers import make_layers_dir
+from .mask import build_mask
+from .slots import Builder
+from .zygote import BuildError, Zygote
+
+HELPER_NAME = "slot-helper"
+PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
+PROBE_TIMEOUT_S = 15.0
+
+
+class Host:
+    """The chosen level with what is needed to build slots at it."""
+
+    def __init__(
+        self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]], helper: str
+    ) -> None:
+        self.zygote = zygote
+        self.level = level
+        self.builder = builder
+        self.rejected = rejected
+        self.helper = helper
+        self.on_lost: Callable[[], None] = lambda: None
+
+    def facts(self) -> dict[str, Any]:
+        """How slots are isolated here, for every client to see."""
+        return {
+            "isolation": self.level.name,
+            "variant": self.level.variant,
+            "isolation_reason": _reason(self.level, self.rejected),
+            "rejected": self.rejected,
+            "missing": missing_limits(self.level, self.builder.cgroups),
+            "helper": self.helper,
+        }
+
+
+def _reason(level: Level, rejected: Sequence[tuple[str, str]]) -> str:
+    text = f"a slot was built and probed at level {level.label}"
+    if rejected:
+        text += "; stronger levels refused: " + ", ".join(f"{name} ({why})" for name, why in rejected)
+    return text
+
+
+def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
+    """Promises of a spec that can not be kept here."""
+    missing = list(cgroups.missing)
+    if "pids" in missing and (level.user_ns or (level.own_uid and os.geteuid() == 0)):
+        missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
+    if not level.namespaces:
+        missing += ["disk"]
+        missing += ["loopback"] if level.landlock else ["network"]
+    return missing
+
+
+def helper_command(scratch: str) -> tuple[list[str], str]:
+    """How to start the helper, and its kind: the compiled one when this file carries it, else Python."""
+    data = _carried_helper()
+    if data:
+        path = os.path.join(scratch, "helper")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        return [path], "compiled"
+    raise SlotError("isolation", "IsolationUnavailable: this server was packed without its compiled helper")
+
+
+def _carried_helper() -> bytes:
+    archive = sys.argv[0]
+    if not zipfile.is_zipfile(archive):
+        return b""
+    with zipfile.ZipFile(archive) as packed:
+        for name in packed.namelist():
+            if name.endswith("/" + HELPER_NAME):
+                return packed.read(name)
+    return b""
+
+
+def _prepare(scratch: str) -> Place:
+    run_dir, layers = os.path.join(scratch, "run"), make_layers_dir(scratch)
+    os.makedirs(os.path.join(run_dir, "m"), exist_ok=True)
+    os.chmod(run_dir, 0o755)
+    return Place(scratch, layers, os.path.join(layers, "mask"), build_mask(os.path.join(layers, "mask")))
+
+
+async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
+    """The strongest level that works. Refuses when it is weaker than `minimum`."""
+    place = _prepare(scratch)
+    cgroups = Cgroups(scratch)
+    cgroups.setup()
+    command, kind = helper_command(scratch)
+    found: list[Host] = []
+    zygote = Zygote(command, os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    rejected: list[tuple[str, str]] = []
+    for level in candidates(forced):
+        if RANK[level.name] < RANK[minimum]:
+            break
+        builder = Builder(zygote, level, place, cgroups)
+        problem = await _probe(builder)
+        if problem is None:
+            host = Host(zygote, level, builder, rejected, kind)
+            found.append(host)
+            return host
+        rejected.append((level.label, problem))
+    zygote.close()
+    tried = "; ".join(f"{name}: {why}" for name, why in rejected)
+    raise SlotError("isolation", f"IsolationUnavailable: no level of at least {minimum!r} works here ({tried})")
+
+
+def _tell_lost(found: list[Host]) -> None:
+    for host in found:
+        host.on_lost()
+
+
+async def _probe(builder: Builder) -> str | None:
+    """None when a slot at this level can be built, run a command and be destroyed; else what went wrong."""
+    hidden_by = "user.overlay.opaque" if builder.level.user_ns else "trusted.overlay.opaque"
+    if builder.level.namespaces and hidden_by not in builder.place.opaque:
+        return f"directories of the host could not be hidden: no {hidden_by} attribute on the layers' file system"
+    try:
+        instance = await builder.build(0, PROBE_SPEC, ())
+    except (TimeoutError, BuildError, OSError) as error:
+        return str(error) or type(error).__name__
+    try:
+        job, _ = instance.start({"max_chars": 1000}, "echo $((6*7)); cat /proc/self/status | grep -c ^Name", b"")
+        message = await asyncio.wait_for(asyncio.shield(job.exit), PROBE_TIMEOUT_S)
+        if message.number("status") != 0 or not message.raw.startswith(b"42\n1\n"):
+            return f"a command in the slot failed: {message.raw[:200]!r}"
+    except (TimeoutError, SlotError) as error:
+        return f"a command in the slot failed: {error}"
+    finally:
+        problems = await builder.destroy(instance, 0)
+    return "; ".join(problems) or None

@@ -1,0 +1,107 @@
+"""The bash side of a command: how a waiting shell receives it, and how its state survives it.
+
+A shell is started before its command is known, restores the slot's state from a memory file, and waits. The command
+arrives as a script that ends by saving the state for the next shell. All of this uses descriptors with fixed high
+numbers that stdout and stderr know nothing of, so nothing printed can pass for status, directory or state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
+"""Must agree with the enum in helper/slot.h."""
+
+START = 'eval "$__hermes"'
+"""Argument of `bash -c`; what it evaluates comes from the environment, so that process lists stay readable."""
+# PWD and OLDPWD go first and apart: they change with every cd, and no waiting shell is thrown away for that.
+_SAVE = (
+    '{ builtin printf \'%s\\0%s\\0\' "$PWD" "${OLDPWD-}"; declare +x PWD OLDPWD SHLVL; declare -px; declare -f;'
+    f" alias -p; }} >/proc/self/fd/{FD_STATE} 2>/dev/null"
+)
+# A byte on a pipe says that the script is there; bash reads pipes byte by byte, so the script itself is in a file.
+_RECEIVE = (
+    f"unset __hermes; shopt -s expand_aliases; . /proc/self/fd/{FD_STATE}; read -r -u {FD_WAKE} || exit;"
+    f' unset REPLY; . /proc/self/fd/{FD_SCRIPT}; exec {FD_WAKE}<&- {FD_SCRIPT}<&-; eval "unset __hermes; $__hermes";'
+    ' eval "unset __hermes_command; $__hermes_command"'
+)
+# After a plain end the state is saved here, so that a command may have an EXIT trap of its own.
+EXEC_BOOT = f"{_RECEIVE}; __hermes=$?; {_SAVE}; __hermes_saved=1; exit $__hermes"
+SPAWN_BOOT = _RECEIVE
+_TRAP = f"[[ ${{__hermes_saved-}} ]] || {{ {_SAVE}; }}"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def quote(text: str) -> str:
+    """`text` as one word of bash."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def valid_env_name(name: str) -> bool:
+    """Whether bash can hold an environment variable of this name."""
+    return bool(_NAME.match(name))
+
+
+def _change_directory(cwd: str | None, current: str, previous: str, workdir: str) -> str:
+    if cwd is not None:  # asked for: not being able to go there is the command's failure
+        move = f"cd -- {quote(current)} 2>/dev/null; cd -- {quote(cwd)} || exit 126"
+    else:  # carried over: the last command may have removed it, and the next one must still be able to run
+        move = f"cd -- {quote(current)} 2>/dev/null || cd -- {quote(workdir)} 2>/dev/null || cd /"
+    return f"{move}; OLDPWD={quote(previous)}"
+
+
+def _exports(env: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={quote(value)}; " for name, value in env.items())
+
+
+def exec_script(
+    command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
+) -> bytes:
+    """A command whose state is saved at its end, also when it calls exit."""
+    prelude = f"{_change_directory(cwd, current, previous, workdir)}; {_exports(env)}trap {quote(_TRAP)} EXIT"
+    return _script(prelude, command)
+
+
+def spawn_script(
+    command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
+) -> bytes:
+    """A background process: it starts from the slot's state and leaves none."""
+    prelude = f"exec {FD_STATE}<&-; {_change_directory(cwd, current, previous, workdir)}; {_exports(env)}"
+    return _script(prelude, command)
+
+
+def _script(prelude: str, command: str) -> bytes:
+    if "\0" in command:
+        raise ValueError("a command can not hold a NUL character")
+    return f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n".encode("utf-8", "surrogateescape")
+
+
+def restore_env(state: bytes, before: bytes, names: Mapping[str, str]) -> bytes:
+    """`state` with the variables given for one command only put back to what they were in `before`."""
+    if not names:
+        return state
+    old = dict(_declarations(before))
+    kept = [text for name, text in _declarations(state) if name not in names]
+    kept += [old[name] for name in names if name in old]
+    return b"".join(kept)
+
+
+_VALUE = rb"""("(?:[^"\\]|\\.)*"|\$'(?:[^'\\]|\\.)*'|\(.*?\))"""
+_DECLARATION = re.compile(
+    rb"^declare -[a-zA-Z]*x[a-zA-Z]* ([A-Za-z_][A-Za-z0-9_]*)(?:=" + _VALUE + rb")?\n", re.S | re.M
+)
+
+
+def _declarations(state: bytes) -> list[tuple[str, bytes]]:
+    """Exported variables at the head of a saved state, and the rest (functions, aliases) under the empty name."""
+    found = []
+    position = 0
+    while True:
+        match = _DECLARATION.match(state, position)
+        if not match:
+            break
+        found.append((match.group(1).decode(), match.group(0)))
+        position = match.end()
+    found.append(("", state[position:]))
+    return found

@@ -1,0 +1,232 @@
+"""Exec semantics, in a real slot of a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.slot_server import Server
+
+from sandbox_pool.sandbox import Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def alive(sandbox: Sandbox, marker: str) -> int:
+    """How many processes with this argument run in the slot."""
+    read = "$({ tr '\\0' ' ' <$f; } 2>/dev/null)"
+    script = f"n=0; for f in /proc/[0-9]*/cmdline; do [[ {read} == *' {marker} ' ]] && ((n++)); done; echo $n"
+    return int((await sandbox.exec(script)).output)
+
+
+async def test_exit_code_and_output(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo out; echo err >&2; exit 7")
+    assert (result.exit_code, result.output, result.signal, result.timed_out) == (7, "out\nerr\n", None, False)
+
+
+async def test_environment_directory_functions_and_aliases_persist(sandbox: Sandbox) -> None:
+    await sandbox.exec(
+        "export A=$'x\\n\"y' ; B=lost; cd /etc; f() { echo f-$1; }; export -f f; alias hi='echo aliased'"
+    )
+    result = await sandbox.exec('echo "$A|${B-unset}|$PWD"; f 1; bash -c "f 2"; hi')
+    assert result.output == 'x\n"y|unset|/etc\nf-1\nf-2\naliased\n'
+    assert result.cwd == "/etc"
+
+
+async def test_an_unset_variable_stays_unset(sandbox: Sandbox) -> None:
+    await sandbox.exec("unset LC_CTYPE; export PATH=/bin")
+    assert (await sandbox.exec('echo "${LC_CTYPE-none} $PATH"')).output == "none /bin\n"
+
+
+async def test_cd_dash_works_across_commands(sandbox: Sandbox) -> None:
+    await sandbox.exec("cd /usr")
+    await sandbox.exec("cd /etc")
+    assert (await sandbox.exec("cd - >/dev/null; pwd")).cwd == "/usr"
+
+
+async def test_state_is_kept_after_exit_and_beside_an_own_trap(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("cd /usr; export X=1; exit 3")).cwd == "/usr"
+    assert (await sandbox.exec("trap 'echo bye' EXIT; export Y=2; cd /etc")).output == "bye\n"
+    assert (await sandbox.exec("echo $X$Y $PWD")).output == "12 /etc\n"
+
+
+async def test_env_of_one_command_does_not_persist(sandbox: Sandbox) -> None:
+    await sandbox.exec("export KEEP=old")
+    first = await sandbox.exec("echo $ONCE $KEEP; export NEW=1", env={"ONCE": "a 'b'", "KEEP": "new"})
+    assert first.output == "a 'b' new\n"
+    assert (await sandbox.exec("echo ${ONCE-none} $KEEP $NEW")).output == "none old 1\n"
+
+
+async def test_an_impossible_variable_name_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(Exception, match="environment variable"):
+        await sandbox.exec("true", env={"A;rm": "x"})
+
+
+async def test_a_bad_directory_is_126_and_leaves_the_state(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo ran", cwd="/no/such/dir")
+    assert result.exit_code == 126
+    assert "ran" not in result.output
+    assert "No such file or directory" in result.output
+
+
+async def test_a_removed_working_directory_does_not_lock_the_sandbox(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir gone; cd gone; rm -r ../gone")
+    result = await sandbox.exec("pwd")
+    assert (result.exit_code, result.output) == (0, "/workspace\n")
+
+
+async def test_a_directory_that_was_replaced_is_the_new_one(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir d; cd d; touch old")
+    await sandbox.exec("cd ..; rm -r d; mkdir d; touch d/new; cd d")
+    assert (await sandbox.exec("ls")).output == "new\n"
+
+
+async def test_stdin_is_passed_and_otherwise_empty(sandbox: Sandbox) -> None:
+    data = bytes(range(256)) * 1000
+    result = await sandbox.exec("sha256sum; cat", stdin=data)
+    assert result.output.startswith(__import__("hashlib").sha256(data).hexdigest())
+    assert (await sandbox.exec("cat; echo end")).output == "end\n"
+
+
+async def test_output_streams_are_merged_in_order_and_separate_on_request(sandbox: Sandbox) -> None:
+    command = "for i in 1 2 3; do echo o$i; echo e$i >&2; done"
+    assert (await sandbox.exec(command)).output == "o1\ne1\no2\ne2\no3\ne3\n"
+    apart = await sandbox.exec(command, merge_stderr=False)
+    assert (apart.output, apart.stderr) == ("o1\no2\no3\n", "e1\ne2\ne3\n")
+
+
+async def test_reopening_stderr_keeps_what_was_printed(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("echo a; echo b > /dev/stderr; echo c > /dev/stdout")).output == "a\nb\nc\n"
+
+
+async def test_a_child_that_holds_stdout_does_not_delay_the_result(sandbox: Sandbox) -> None:
+    started = time.monotonic()
+    result = await sandbox.exec("sleep 30 & setsid sleep 31 & echo started")
+    assert result.output == "started\n"
+    assert time.monotonic() - started < 10
+    assert await alive(sandbox, "30") == 1
+    assert await alive(sandbox, "31") == 1
+
+
+async def test_a_compound_background_command_returns(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("true && sleep 32 & echo on", timeout_s=20)).output == "on\n"
+    assert await alive(sandbox, "32") == 1
+
+
+async def test_background_output_does_not_block_the_process(sandbox: Sandbox) -> None:
+    await sandbox.exec("(head -c 2000000 /dev/zero; touch written) & ")
+    for _ in range(100):
+        if await sandbox.stat("written"):
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("the process was blocked by its unread output")
+
+
+async def test_timeout_kills_the_whole_tree_and_nothing_else(sandbox: Sandbox) -> None:
+    await sandbox.exec("sleep 40 &")
+    command = "echo before; (setsid sleep 41 &); (env -i setsid bash -c 'sleep 41 & sleep 41' &) ; sleep 41"
+    result = await sandbox.exec(command, timeout_s=0.5)
+    assert (result.exit_code, result.timed_out, result.output) == (124, True, "before\n")
+    assert await alive(sandbox, "41") == 0
+    assert await alive(sandbox, "40") == 1
+
+
+async def test_timeout_ends_what_ignores_signals(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("trap '' TERM INT HUP; while :; do :; done", timeout_s=0.3)
+    assert result.exit_code == 124
+    assert (await sandbox.exec("echo ok")).output == "ok\n"
+
+
+async def test_cancelling_the_call_kills_the_command(sandbox: Sandbox) -> None:
+    call = asyncio.create_task(sandbox.exec("setsid sleep 42 & sleep 42"))
+    while await alive(sandbox, "42") < 2:  # noqa: ASYNC110 - the slot can not tell
+        await asyncio.sleep(0.02)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await alive(sandbox, "42") == 0
+
+
+async def test_signal_that_ended_the_shell_is_reported(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("kill -9 $$")
+    assert (result.exit_code, result.signal) == (137, 9)
+    assert (await sandbox.exec("sh -c 'kill -15 $$'")).exit_code == 143
+
+
+async def test_commands_run_side_by_side_in_one_slot(sandbox: Sandbox) -> None:
+    slow = [asyncio.create_task(sandbox.exec(f"read -t 20 < <(sleep 1); echo {i}")) for i in range(8)]
+    started = time.monotonic()
+    assert [(await call).output for call in slow] == [f"{i}\n" for i in range(8)]
+    assert time.monotonic() - started < 7
+
+
+async def test_output_beyond_the_cap_keeps_head_and_tail_and_the_whole_log(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("seq 1 20000", max_output_chars=1000)
+    whole = "".join(f"{i}\n" for i in range(1, 20001))
+    assert result.truncation is not None
+    assert result.truncation.total_chars == len(whole)
+    assert result.truncation.omitted_chars == len(whole) - 1000
+    assert result.output.startswith(whole[:400])
+    assert result.output.endswith(whole[-600:])
+    assert await sandbox.read_file(result.truncation.log_path) == whole.encode()
+
+
+async def test_output_at_the_cap_is_whole(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("printf é%.0s {1..500}", max_output_chars=500)
+    assert (result.output, result.truncation) == ("é" * 500, None)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=300), cap=st.integers(1, 60))
+async def test_any_bytes_are_decoded_and_counted_as_python_does(server: Server, data: bytes, cap: int) -> None:
+    text = data.decode("utf-8", "replace")
+    async with server.lease() as sandbox:
+        result = await sandbox.exec("cat", stdin=data, max_output_chars=cap)
+    if len(text) <= cap:
+        assert (result.output, result.truncation) == (text, None)
+        return
+    assert result.truncation is not None
+    assert result.truncation.total_chars == len(text)
+    assert result.output.startswith(text[: cap * 2 // 5])
+
+
+async def test_nothing_printed_can_pass_for_status_or_state(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("printf 'exit\\0status=0\\0\\0'; printf '/etc\\0/etc\\0declare -x PWNED=1\\n'; exit 9")
+    assert (result.exit_code, result.cwd) == (9, "/workspace")
+    assert (await sandbox.exec("echo ${PWNED-no}")).output == "no\n"
+
+
+async def test_the_shell_is_not_disturbed_by_odd_commands(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("echo 'unterminated")).exit_code == 2
+    assert (await sandbox.exec("cat <<EOF\n$((1+1)) it's\nEOF")).output == "2 it's\n"
+    assert (await sandbox.exec("exec 3>&- 9>&-; set -euo pipefail; false; echo no")).exit_code == 1
+    assert (await sandbox.exec("# only a comment")).exit_code == 0
+    assert (await sandbox.exec("")).exit_code == 0
+    assert (await sandbox.exec("nosuchcommand")).output == "bash: line 1: nosuchcommand: command not found\n"
+
+
+async def test_a_very_long_command_runs(sandbox: Sandbox) -> None:
+    text = "x" * 2_000_000
+    assert (await sandbox.exec(f"v='{text}'; echo ${{#v}}")).output == "2000000\n"
+
+
+async def test_shell_pid_is_its_own(sandbox: Sandbox) -> None:
+    first, second = await sandbox.exec("echo $$ $BASHPID"), await sandbox.exec("echo $$")
+    mine, real = first.output.split()
+    assert mine == real != second.output.strip()
+
+
+async def test_the_same_request_id_runs_nothing_twice(sandbox: Sandbox) -> None:
+    first = await sandbox.exec("echo x >> twice; wc -l < twice", request_id="once")
+    again = await sandbox.exec("echo x >> twice; wc -l < twice", request_id="once")
+    assert first == again
+    assert (await sandbox.read_file("twice")) == b"x\n"
+
+
+async def test_a_running_request_asked_for_again_gives_its_outcome(sandbox: Sandbox) -> None:
+    command = "sleep 0.5; echo x >> shared; cat shared"
+    results = await asyncio.gather(*(sandbox.exec(command, request_id="shared") for _ in range(3)))
+    assert [result.output for result in results] == ["x\n"] * 3

@@ -1,0 +1,149 @@
+"""Every isolation level this machine can produce does the same work, and says what it cannot enforce."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.slot_server import NOBODY, Server, running_server
+
+from sandbox_pool.spec import SandboxSpec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin")
+
+LEVELS = [
+    ("namespaces-root", None),
+    ("namespaces-nouser", None),
+    ("landlock", None),
+    ("uid", None),
+    ("plain", None),
+    ("namespaces-rootless", NOBODY),
+    ("landlock", NOBODY),
+    ("plain", NOBODY),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS, ids=lambda p: f"{p[0]}-as-{p[1] or 'us'}")
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    level, user = request.param
+    if os.geteuid() != 0 and (user is not None or level in ("namespaces-root", "namespaces-nouser", "uid")):
+        pytest.skip("needs root")
+    if user is not None and SYSTEM_PYTHON is None:
+        pytest.skip("no Python that an ordinary user may run")
+    python = {} if user is None else {"python": SYSTEM_PYTHON}
+    try:
+        async with running_server("--level", level, user=user, **python) as running:  # type: ignore[arg-type]
+            yield running
+    except RuntimeError as error:
+        pytest.skip(f"this machine cannot do it: {error}")
+
+
+def is_namespaces(server: Server) -> bool:
+    return server.client.info.isolation == "namespaces"
+
+
+async def test_the_level_is_reported(server: Server) -> None:
+    info = server.client.info
+    assert server.ready["isolation"] == info.isolation
+    assert info.isolation in info.isolation_reason
+    assert info.helper == "compiled"
+    assert ("disk" in info.missing) == (not is_namespaces(server))
+
+
+async def test_commands_files_and_state_work(server: Server) -> None:
+    async with server.lease(SandboxSpec(files={"a": b"content"})) as sandbox:
+        assert (await sandbox.exec("cat a; pwd")).output == f"content{sandbox.workdir}\n"
+        await sandbox.exec("export A=1; f() { echo f; }; mkdir d; cd d")
+        assert (await sandbox.exec("f; echo $A $PWD")).output == f"f\n1 {sandbox.workdir}/d\n"
+        await sandbox.write_file(f"{sandbox.spec.workdir}/x/y", b"1")
+        assert await sandbox.read_file("x/y") == b"1"
+        assert (await sandbox.exec("exec 3< <(seq 30000); cat <&3", max_output_chars=100)).truncation is not None
+
+
+async def test_timeout_leaves_nothing_of_the_command(server: Server) -> None:
+    async with server.lease() as sandbox:
+        result = await sandbox.exec("(setsid sleep 7777.1 &); sleep 7777.1", timeout_s=0.4)
+        assert result.exit_code == 124
+        assert (await sandbox.exec("pgrep -f 'sleep 7777[.]1' | wc -l")).output == "0\n"
+
+
+async def test_terminals_work(server: Server) -> None:
+    async with server.lease() as sandbox:
+        process = await sandbox.spawn("tty && echo done", pty=True)
+        assert await process.wait(20) == 0
+        assert "/dev/pts/" in (await process.log()).data
+
+
+async def test_a_fork_has_the_files_of_its_origin(server: Server) -> None:
+    async with server.lease() as sandbox:
+        await sandbox.exec("mkdir d; echo base > d/f; cd d; export A=1")
+        snapshot = await sandbox.snapshot()
+        await sandbox.exec("echo changed > f")
+        async with server.lease(snapshot=snapshot) as fork:
+            assert (await fork.exec("cat f; echo $A; pwd")).output == f"base\n1\n{fork.workdir}/d\n"
+        await server.client.drop_snapshot(snapshot)
+
+
+async def test_a_reset_leaves_no_file_and_no_process(server: Server) -> None:
+    async with server.lease() as sandbox:
+        slot = sandbox.slot
+        await sandbox.exec("echo x > f; echo x > ~/g; setsid sleep 7777.2 >/dev/null 2>&1 & disown")
+    epoch = await server.client.lease(slot, task_id="next", spec=SandboxSpec())
+    following = server.client.sandbox(slot, epoch, task_id="next", spec=SandboxSpec())
+    assert (await following.exec("ls -A . ~; pgrep -f 'sleep 7777[.]2'")).output.split() == [
+        ".:",
+        f"{await home(following)}:",
+    ]
+    assert (await server.client.release(slot, epoch)).clean
+
+
+async def home(sandbox: object) -> str:
+    return (await sandbox.exec("echo ~")).output.strip()  # type: ignore[attr-defined]
+
+
+async def test_the_servers_environment_is_invisible(server: Server) -> None:
+    async with server.lease() as sandbox:
+        found = await sandbox.exec("env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'")
+        visible_anyway = server.client.info.isolation == "plain"
+        assert "__hermes=" in found.output
+        assert visible_anyway or "secret-of-the-server" not in found.output
+
+
+async def test_another_tenant_is_out_of_reach(server: Server) -> None:
+    if server.client.info.isolation == "plain":
+        pytest.skip("plain promises no isolation")
+    async with server.lease() as victim, server.lease() as other:
+        await victim.exec("echo private > secret; chmod 644 secret")
+        process = await victim.spawn("sleep 7777.3")
+        path = f"{victim.workdir}/secret"
+        seen = await other.exec(f"cat {path} /proc/*/cwd/secret 2>/dev/null; pkill -9 -f 'sleep 7777[.]3'; true")
+        assert "private" not in seen.output
+        assert await process.poll() is None
+
+
+async def test_nobody_gains_privileges(server: Server) -> None:
+    if server.client.info.isolation == "plain":
+        pytest.skip("plain promises no isolation")
+    async with server.lease() as sandbox:
+        status = (await sandbox.exec("cat /proc/self/status")).output
+        assert "NoNewPrivs:\t1" in status
+        assert "Seccomp:\t2" in status
+        assert (await sandbox.exec("unshare -Ur true 2>&1")).exit_code != 0
+        assert (await sandbox.exec("mount -t tmpfs x /mnt 2>&1")).exit_code != 0
+
+
+async def test_min_isolation_refuses_what_is_weaker(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="IsolationUnavailable"):
+        async with running_server("--level", "plain", "--min-isolation", "namespaces"):
+            pass
+
+
+async def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="unknown isolation level"):
+        async with running_server("--level", "magic"):
+            pass
