@@ -53,6 +53,8 @@ class PoolConfig(BaseModel):
     health_timeout_s: float = Field(default=10.0, gt=0)
     health_failures: int = Field(default=3, ge=1)
     """Failed health checks in a row after which a host gets no new lease. Leases it holds are left alone."""
+    lost_after_s: float = Field(default=120.0, gt=0)
+    """A host that answered no health check for so long is no blip any more: it is taken for lost and replaced."""
     owner_ttl_s: float = Field(default=120.0, gt=0)
     """A slot server that no client has been connected to for so long ends itself."""
 

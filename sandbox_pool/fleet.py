@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError
@@ -23,6 +23,9 @@ from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import Owner
 from sandbox_pool.providers.base import Provider
 from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from sandbox_pool.client import HostClient
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ class Fleet:
         self._metrics = metrics
         self._events = events
         self._connect = connect
-        self._health = HealthWatch(config, on_change=events.fleet_changed)
+        self._health = HealthWatch(config, on_change=events.fleet_changed, on_lost=self.lose)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -140,7 +143,7 @@ class Fleet:
         log.warning("host %s lost: %s", host.name, reason)
         grants = list(host.grants.values())
         self._metrics.bump("lost_hosts")
-        self._dismiss(host, f"lost: {reason}")
+        self._dismiss(host, f"lost: {reason}", polite=False)
         self._events.grants_lost(grants)
         self._events.fleet_changed()
 
@@ -241,7 +244,7 @@ class Fleet:
             self.failures.clear(host.key)
         self._events.start_failed(host.key, typed, final=final)
 
-    def _dismiss(self, host: PooledHost, reason: str) -> None:
+    def _dismiss(self, host: PooledHost, reason: str, *, polite: bool = True) -> None:
         if host.state == "gone":
             return
         host.state = "gone"
@@ -249,23 +252,20 @@ class Fleet:
         host.grants.clear()
         host.snapshots.clear()
         self.hosts.pop(host.name, None)
-        self._spawn(self._destroy(host, reason))
+        self._spawn(self._destroy(host, reason, polite=polite))
 
-    async def _destroy(self, host: PooledHost, reason: str) -> None:
+    async def _destroy(self, host: PooledHost, reason: str, *, polite: bool) -> None:
         """Make sure the host is gone, then forget it. What cannot be confirmed stays in the journal for `gc`."""
         start = self._starts.get(host.name)
         if start is not None and start is not asyncio.current_task():
             await asyncio.wait({start})
         for task in host.tasks:
             task.cancel()
+        if polite and host.client is not None:
+            await self._ask_to_end(host.client, host.name)
+        # Whoever still waits for an answer of this host gets `SandboxLost` now.
+        await host.close_clients()
         await asyncio.to_thread(self._journal.stopping, host.name, reason)
-        if host.client is not None:
-            try:
-                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                    await host.client.shutdown()
-            except (SandboxError, TimeoutError, OSError) as error:
-                log.debug("%s did not shut down by itself: %s", host.name, error)
-            await host.close_clients()
         for attempt in range(STOP_ATTEMPTS):
             try:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -278,6 +278,14 @@ class Fleet:
                 self.leaked.pop(host.name, None)
                 await asyncio.to_thread(self._journal.forget, host.name)
                 return
+
+    @staticmethod
+    async def _ask_to_end(client: HostClient, name: str) -> None:
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await client.shutdown()
+        except (SandboxError, TimeoutError, OSError) as error:
+            log.debug("%s did not shut down by itself: %s", name, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

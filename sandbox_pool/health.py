@@ -1,4 +1,4 @@
-"""Watches hosts. An unwell host gets no new leases; the leases it holds are left alone, whatever health says."""
+"""Watches hosts. An unwell host gets no new leases; the leases it holds are left alone until it is clearly gone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.hosts import PooledHost
+
+if TYPE_CHECKING:
+    from sandbox_pool.client import HostHealth
 
 log = logging.getLogger(__name__)
 
@@ -20,24 +24,39 @@ EXPIRY_MARGIN_S = 60.0
 class HealthWatch:
     """One loop per host, ended by cancelling it."""
 
-    def __init__(self, config: PoolConfig, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, config: PoolConfig, *, on_change: Callable[[], None], on_lost: Callable[[PooledHost, str], None]
+    ) -> None:
         self._config = config
         self._on_change = on_change
+        self._on_lost = on_lost
 
     async def watch(self, host: PooledHost) -> None:
-        """Check now and then at every interval until cancelled."""
+        """Check now and then at every interval, until cancelled or the host is lost."""
+        pending: set[asyncio.Task[HostHealth]] = set()
+        try:
+            await self._watch(host, pending)
+        finally:
+            for task in pending:
+                task.cancel()
+
+    async def _watch(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> None:
+        answered_s = time.monotonic()
         while True:
             before = host.serves
-            await self._check(host)
+            await self._check(host, pending)
+            if not host.health_failures:
+                answered_s = time.monotonic()
+            elif time.monotonic() - answered_s > self._config.lost_after_s:
+                self._on_lost(host, f"no answer to health checks for {self._config.lost_after_s:g} s")
+                return
             if before != host.serves or host.unwell:
                 self._on_change()
             await asyncio.sleep(self._config.health_interval_s)
 
-    async def _check(self, host: PooledHost) -> None:
-        assert host.client is not None
+    async def _check(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> None:
         try:
-            async with asyncio.timeout(self._config.health_timeout_s):
-                host.health = await host.client.health()
+            host.health = await self._ask(host, pending)
         except (TimeoutError, SandboxError, OSError) as error:
             host.health_failures += 1
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
@@ -49,6 +68,18 @@ class HealthWatch:
         host.unwell = self._scratch_problem(host)
         if self._expires_soon(host) and host.state == "ready":
             host.state = "condemned"
+
+    async def _ask(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> HostHealth:
+        """The answer in time. A question without an answer is not withdrawn but asked on: it may only be late."""
+        assert host.client is not None
+        if not pending:
+            pending.add(asyncio.get_running_loop().create_task(host.client.health()))
+        (task,) = pending
+        await asyncio.wait({task}, timeout=self._config.health_timeout_s)
+        if not task.done():
+            raise TimeoutError
+        pending.clear()
+        return task.result()
 
     def _scratch_problem(self, host: PooledHost) -> str:
         """Warn before the scratch space is full; the reason to lease nothing more when it is."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from sandbox_pool.errors import SandboxLost
 from sandbox_pool.results import ExecResult
 from sandbox_pool.sandbox import Sandbox
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from sandbox_pool.hosts import Grant
     from sandbox_pool.pool import SlotPool
     from sandbox_pool.providers.base import Host
+
+ANSWER_GRACE_S = 30.0
 
 
 class Lease(Sandbox):
@@ -45,10 +49,17 @@ class Lease(Sandbox):
         assert self._grant.host.host is not None
         return self._grant.host.host
 
-    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
-        """As `Sandbox.exec`; the pool keeps the latency for its metrics."""
+    async def exec(self, command: str, *, timeout_s: float | None = None, **options: Any) -> ExecResult:
+        """As `Sandbox.exec`; the pool keeps the latency for its metrics.
+
+        The server enforces the timeout. One that does not answer well after it is not there any more: `SandboxLost`.
+        """
         began_s = time.monotonic()
-        result = await super().exec(command, *args, **kwargs)
+        try:
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + ANSWER_GRACE_S):
+                result = await super().exec(command, timeout_s=timeout_s, **options)
+        except TimeoutError as error:
+            raise SandboxLost(f"{self.host} gave no answer {ANSWER_GRACE_S:g} s after the command's timeout") from error
         self._pool.metrics.observe("exec", time.monotonic() - began_s)
         return result
 

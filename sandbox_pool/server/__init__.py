@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 
-def pack() -> bytes:
-    """The whole server as one file that a provider copies somewhere and starts with Python 3.9 or later."""
+def pack(*, compiled: bool = True) -> bytes:
+    """The whole server as one file that a provider copies somewhere and starts with Python 3.9 or later.
+
+    Without `compiled`, or where there is no C compiler, the slot helper in it is the one written in Python.
+    """
     from .packing import build
 
-    return build()
+    return build(compiled)

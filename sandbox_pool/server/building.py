@@ -53,8 +53,6 @@ def compile_helper(target: Path) -> str | None:
 
 def helper_binary() -> Path | None:
     """The helper, built now if need be; None where it can not be built."""
-    if os.environ.get("HERMES_RL_NO_HELPER"):
-        return None
     if prebuilt().exists():
         return prebuilt()
     target = cache_dir() / f"slot-helper-{source_hash()}"

@@ -157,7 +157,8 @@ class Channel:
             return
         self.closed = True
         self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+        if self._unsent:
+            self._loop.remove_writer(self._fd)
         for _, fds in self._unsent:
             for fd in fds:
                 os.close(fd)

@@ -19,15 +19,23 @@ HELLO_TIMEOUT_S = 10.0
 class Request:
     """A request under way: its answer, its pushes, its incoming stream."""
 
-    __slots__ = ("_acks", "_connection", "chunks", "header", "id", "task")
+    __slots__ = ("_acks", "_chunks", "_connection", "header", "id", "task")
 
     def __init__(self, connection: Connection, header: Header) -> None:
         self._connection = connection
         self.header = header
-        self.id = header.get("i")
+        self.id: int = header["i"]
         self.task: asyncio.Task[None] | None = None
-        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._acks = asyncio.Semaphore(wire.WINDOW)
+        # Made when needed: most requests have no stream.
+        self._chunks: asyncio.Queue[bytes | None] | None = None
+        self._acks: asyncio.Semaphore | None = None
+
+    @property
+    def chunks(self) -> asyncio.Queue[bytes | None]:
+        """Pieces of the incoming stream, None at its end."""
+        if self._chunks is None:
+            self._chunks = asyncio.Queue()
+        return self._chunks
 
     def push(self, event: str, body: bytes = b"", **values: Any) -> None:
         """Something the client did not ask for but waits for."""
@@ -35,6 +43,8 @@ class Request:
 
     async def push_data(self, data: bytes) -> None:
         """One piece of an outgoing stream, when the client has room for it."""
+        if self._acks is None:
+            self._acks = asyncio.Semaphore(wire.WINDOW)
         await self._acks.acquire()
         self.push("data", data)
 
@@ -47,7 +57,8 @@ class Request:
 
     def acknowledged(self) -> None:
         """The client took one piece."""
-        self._acks.release()
+        if self._acks is not None:
+            self._acks.release()
 
 
 class Connection(asyncio.Protocol):
@@ -129,7 +140,7 @@ class Connection(asyncio.Protocol):
             self.send({"i": request.id, "err": SlotError("lost", f"server fault: {error!r}").to_wire()})
             self.service.report_fault(error)
         finally:
-            self.requests.pop(request.id, None)  # type: ignore[arg-type]
+            self.requests.pop(request.id, None)
 
     def send(self, header: Header, body: bytes = b"") -> None:
         """Queue one frame."""

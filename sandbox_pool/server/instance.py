@@ -93,9 +93,13 @@ class Instance:
 
     def _replace_warm(self) -> None:
         if self._warm is not None and self._warm.state != self.state:
+            self._discard_warm()
+            self.warm_up()
+
+    def _discard_warm(self) -> None:
+        if self._warm is not None:
             self._warm.discard()
             self._warm = None
-            self.warm_up()
 
     def check_alive(self) -> None:
         """Refuse work for a slot whose init died."""
@@ -166,6 +170,8 @@ class Instance:
 
     def _adopt(self, message: Message, saved: bytes, job: Job, env: Mapping[str, str]) -> None:
         directories = message.number("directories")
+        if "ran" not in message.fields:  # its keeper was killed; whatever did that may have killed the waiting one too
+            self._discard_warm()
         if not directories:
             return
         cwd, _, rest = saved[:directories].partition(b"\0")
@@ -180,9 +186,7 @@ class Instance:
         self.check_alive()
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._killed.append(future)
-        if self._warm is not None:
-            self._warm.discard()
-            self._warm = None
+        self._discard_warm()
         self.control.send("kill_all")
         return await future
 

@@ -47,8 +47,6 @@ class Job:
         ours, theirs = message_pair()
         self.channel = Channel(ours, self._on_message, self._on_close)
         self.id = next(_numbers)
-        instance.control.send("job", [("id", self.id)], fds=[theirs.fileno()])
-        theirs.close()
         fields = self._start_fields()
         if background:
             fields.append(("background", 1))
@@ -58,14 +56,21 @@ class Job:
             fields.append(("stdin", 1))
         if terminal:
             fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
-        self.channel.send("start", fields, self.state + (stdin or b""))
+        instance.control.send("job", fields, self.state + (stdin or b""), fds=[theirs.fileno()])
+        theirs.close()
         instance.jobs.add(self)
 
     def _start_fields(self) -> list[tuple[str, Any]]:
         # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
         env = {} if self.state else self.instance.environment
         boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
-        fields: list[tuple[str, Any]] = [("program", BASH), ("arg", "bash"), ("arg", "-c"), ("arg", shell.START)]
+        fields: list[tuple[str, Any]] = [
+            ("id", self.id),
+            ("program", BASH),
+            ("arg", "bash"),
+            ("arg", "-c"),
+            ("arg", shell.START),
+        ]
         fields += [("env", f"{name}={value}") for name, value in env.items()]
         return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
 
@@ -118,6 +123,15 @@ class Job:
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""
         self.channel.send("kill")
+
+    async def outcome(self) -> Message:
+        """The exit message. Cancelling the caller does not cancel the command: whoever does that says `kill`."""
+        try:
+            return await self.exit
+        except asyncio.CancelledError:
+            if self.exit.cancelled():
+                self.exit = asyncio.get_running_loop().create_future()
+            raise
 
     def drop(self) -> None:
         """Kill it from outside: its keeper did not do what it was told in time, perhaps because the slot stopped it."""

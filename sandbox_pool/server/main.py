@@ -40,7 +40,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the server, or clean up after one."""
+    """Run the server, or clean up after one; or be the helper where none was compiled."""
+    if sys.argv[1:2] == ["--python-helper"]:
+        from .fallback.zygote import main as helper_main
+
+        helper_main()
+        return
     arguments = _arguments()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)

@@ -18,12 +18,12 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = f"from {PACKAGE}.main import main\n\nmain()\n"
 
 
-def build() -> bytes:
+def build(compiled: bool) -> bytes:
     """The packed server; the same sources give the same bytes."""
-    helper = helper_binary()
-    modules = {
-        path.name: path.read_bytes() for path in sorted(SOURCES.parent.glob("*.py")) if path.name not in NOT_PACKED
-    }
+    helper = helper_binary() if compiled else None
+    package = SOURCES.parent
+    paths = [path for path in sorted(package.rglob("*.py")) if path.name not in NOT_PACKED]
+    modules = {str(path.relative_to(package)): path.read_bytes() for path in paths}
     binary = helper.read_bytes() if helper else b""
     digest = hashlib.sha256(repr(sorted(modules.items())).encode() + binary).hexdigest()[:16]
     cached = cache_dir() / f"slot-server-{digest}.pyz"

@@ -13,9 +13,11 @@ from typing import Any
 
 from . import filehandlers, processes, wire
 from .bridge import open_bridge
+from .channel import Message
 from .connection import Connection, Request
 from .errors import SlotError
 from .instance import Instance
+from .jobs import Job
 from .slots import Slot, Slots
 from .snapshots import SnapshotStore
 from .version import SERVER_VERSION
@@ -24,6 +26,7 @@ Reply = tuple[dict[str, Any], bytes]
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
 KEEPER_GRACE_S = 3.0
 """A keeper that has not ended its command so long after it should have is killed with it."""
+START_ATTEMPTS = 3
 MAX_OUTCOMES = 1024
 """Recorded outcomes per lease; a client that repeats a request does so soon."""
 
@@ -170,11 +173,22 @@ async def _once(slot: Slot, identity: str, run: Callable[[], Awaitable[Reply]]) 
     known = slot.outcomes.get(identity)
     if known is not None:
         return await asyncio.shield(known)
-    task = asyncio.ensure_future(run())
-    slot.outcomes[identity] = task
-    while len(slot.outcomes) > MAX_OUTCOMES:
+    outcome: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    slot.outcomes[identity] = outcome
+    if len(slot.outcomes) > MAX_OUTCOMES:
         slot.outcomes.pop(next(iter(slot.outcomes)))
-    return await task
+    try:
+        reply = await run()
+    except asyncio.CancelledError:
+        outcome.set_exception(SlotError("cancelled", "this request was cancelled"))
+        outcome.exception()  # recorded for whoever asks again; nobody may
+        raise
+    except Exception as error:
+        outcome.set_exception(error)
+        outcome.exception()
+        raise
+    outcome.set_result(reply)
+    return reply
 
 
 async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
@@ -189,24 +203,32 @@ async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
 async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
     header = request.header
     split = int(header.get("command", len(body)))
-    job, log = instance.start(header, body[:split].decode("utf-8", "surrogateescape"), body[split:])
+    command, stdin = body[:split].decode("utf-8", "surrogateescape"), body[split:]
+    for _ in range(START_ATTEMPTS):
+        job, log = instance.start(header, command, stdin)
+        message = await _run(instance, job, request)
+        if message.number("ran", 1):  # else its shell was killed while it waited, and nothing has been done
+            break
+    return instance.finish(header, job, log, message)
+
+
+async def _run(instance: Instance, job: Job, request: Request) -> Message:
+    """Until the command ends; its keeper is not relied upon to end it in time."""
     job.on_alive = lambda elapsed_s: request.push("alive", s=elapsed_s)
     loop = asyncio.get_running_loop()
-    timeout_ms = int(header.get("timeout_ms") or 0)
+    timeout_ms = int(request.header.get("timeout_ms") or 0)
     overdue = loop.call_later(timeout_ms / 1000 + KEEPER_GRACE_S, job.drop) if timeout_ms else None
     try:
-        message = await asyncio.shield(job.exit)
+        return await job.outcome()
     except asyncio.CancelledError:
         job.kill()
         late = loop.call_later(KEEPER_GRACE_S, job.drop)
-        message = await job.exit  # the caller hears of the cancellation only when nothing of the command is left
+        await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
         late.cancel()
-        instance.finish(header, job, log, message)
         raise
     finally:
         if overdue is not None:
             overdue.cancel()
-    return instance.finish(header, job, log, message)
 
 
 async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:

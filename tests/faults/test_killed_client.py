@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="need
 class Client:
     """The client program, busy with its slots."""
 
-    def __init__(self, tmp_path, slots):
+    def __init__(self, tmp_path, slots, *flags):
         self.state, self.scratch = tmp_path / "state", tmp_path / "scratch"
         self.scratch.mkdir()
         self.process = subprocess.Popen(
-            [sys.executable, pool_client_program.__file__, str(self.state), str(self.scratch), str(slots)],
+            [sys.executable, pool_client_program.__file__, str(self.state), str(self.scratch), str(slots), *flags],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -54,8 +54,8 @@ class Client:
 def client(tmp_path):
     clients = []
 
-    def start(slots=4):
-        clients.append(Client(tmp_path, slots))
+    def start(slots=4, *flags):
+        clients.append(Client(tmp_path, slots, *flags))
         return clients[-1]
 
     yield start
@@ -94,15 +94,17 @@ def test_after_sigkill_with_fifty_busy_slots_gc_leaves_nothing(client, capsys, a
     journal.close()
 
 
-def test_sigterm_cleans_up_before_the_process_dies_of_it(client):
-    victim = client(slots=4)
+@pytest.mark.parametrize("flags", [(), ("--sync",)], ids=["async", "sync"])
+def test_sigterm_cleans_up_before_the_process_dies_of_it(client, flags):
+    victim = client(4, *flags)
     victim.kill(signal.SIGTERM)
     assert victim.process.returncode == -signal.SIGTERM
     assert victim.left() == {}
 
 
-def test_sigint_cleans_up(client):
-    victim = client(slots=4)
+@pytest.mark.parametrize("flags", [(), ("--sync",)], ids=["async", "sync"])
+def test_sigint_cleans_up(client, flags):
+    victim = client(4, *flags)
     victim.kill(signal.SIGINT)
     assert victim.process.returncode not in (0, None)
     assert victim.left() == {}

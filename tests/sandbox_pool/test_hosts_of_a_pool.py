@@ -223,6 +223,22 @@ async def test_an_unwell_host_gets_no_new_leases_and_is_replaced_when_nobody_use
         await lease.release()
 
 
+async def test_a_host_that_stays_silent_is_lost_in_the_end(make_pool):
+    place = FakePlace(slots=1)
+    async with make_pool(
+        place, health_interval_s=0.02, health_timeout_s=0.02, health_failures=1, lost_after_s=0.2
+    ) as pool:
+        lease = await pool.acquire("t")
+        first = place.server
+        first.hold("health")
+        await eventually(lambda: first.name in place.stopped)
+        assert pool.metrics.counts["lost_leases"] == 1
+        await lease.release()
+        again = await pool.acquire("next", timeout_s=10)
+        assert again.host != first.name
+        await again.release()
+
+
 async def test_a_host_near_the_end_of_its_life_gets_no_new_leases(make_pool):
     place = FakePlace(slots=1)
     place.expires_at_s = time.time() + 30

@@ -20,5 +20,19 @@ async def main(state_dir, scratch_dir, slots):
         await asyncio.gather(*running)
 
 
+def main_sync(state_dir, scratch_dir, slots):
+    """The same with the wrapper for plain threads."""
+    config = PoolConfig(slots_per_host=slots, max_hosts=1, state_dir=Path(state_dir), scratch_dir=Path(scratch_dir))
+    with SlotPool.sync(config) as pool:
+        boxes = [pool.lease(f"task-{n}") for n in range(slots)]
+        for box in boxes:
+            box.exec("sleep 7777 &")
+        print("busy", flush=True)
+        boxes[0].exec("sleep 7778")
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    if "--sync" in sys.argv:
+        main_sync(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    else:
+        asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -34,9 +34,10 @@ async def a_timeout_is_prompt(ctx: CheckContext) -> None:
 async def a_timeout_kills_the_whole_tree(ctx: CheckContext) -> None:
     """A timeout kills every process of that command, also what called setsid or forked twice."""
     async with ctx.lease() as box:
-        command = "setsid sleep 4321 & (setsid bash -c 'sleep 4322 & sleep 4323' &) ; nohup sleep 4324 & sleep 4325"
+        n = ctx.unique_seconds()
+        command = f"setsid sleep {n}1 & (setsid bash -c 'sleep {n}2 & sleep {n}3' &) ; nohup sleep {n}4 & sleep {n}5"
         await box.exec(command, timeout_s=0.7)
-        left = await box.exec('sleep 0.3; for n in 1 2 3 4 5; do pgrep -f "^sleep 432$n"; done | wc -l')
+        left = await box.exec(f"sleep 0.3; pgrep -f '^sleep {n}' | wc -l")
     expect_equal(left.output.strip(), "0", "processes left of the command")
 
 

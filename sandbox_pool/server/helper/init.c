@@ -87,7 +87,7 @@ static void fork_helper(int control, struct message *request, bool keeper) {
     if (pid != 0) return; /* on failure the server sees its end of the socket close */
     close(control);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (keeper) keeper_main(request->fds[0]);
+    if (keeper) keeper_main(request->fds[0], request);
     else worker_main(request->fds[0], request);
     _exit(0);
 }

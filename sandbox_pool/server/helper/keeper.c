@@ -108,6 +108,7 @@ static void report_exec(int status) {
     if (same) state_size = directories;
     writer_begin(&writer, "exit");
     writer_number(&writer, "status", status);
+    writer_number(&writer, "ran", running);
     writer_number(&writer, "timed_out", timed_out);
     writer_number(&writer, "killed", killed);
     writer_number(&writer, "us", now_us() - started_us);
@@ -171,8 +172,7 @@ static void run_command(const struct message *request) {
     started_us = now_us();
     deadline_us = timeout_ms > 0 ? started_us + timeout_ms * 1000LL : 0;
     next_alive_us = started_us + ALIVE_EVERY_US;
-    running = true;
-    write_all(job.wake, "\n", 1);
+    running = write_all(job.wake, "\n", 1); /* else the shell was killed while it waited, and nothing has run */
     close(job.wake);
     job.wake = -1;
 }
@@ -313,8 +313,17 @@ static void loop(int signals) {
     }
 }
 
-void keeper_main(int sock) {
+static void keep_initial_state(const struct message *request) {
+    initial_state_size = (size_t)message_number(request, "state_size", 0);
+    if (initial_state_size > request->raw_size) _exit(71);
+    initial_state = malloc(initial_state_size + 1);
+    if (!initial_state) _exit(71);
+    memcpy(initial_state, request->raw, initial_state_size);
+}
+
+void keeper_main(int sock, struct message *request) {
     job.sock = move_high(sock);
+    request->n_fds = 0; /* it has moved */
     set_process_name("slot-keeper");
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     sigset_t children;
@@ -322,16 +331,10 @@ void keeper_main(int sock) {
     sigaddset(&children, SIGCHLD);
     sigprocmask(SIG_BLOCK, &children, NULL);
     int signals = move_high(signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK));
-    struct message request;
-    if (!message_receive(job.sock, &request)) _exit(0);
-    background = message_number(&request, "background", 0);
-    initial_state_size = (size_t)message_number(&request, "state_size", 0);
-    if (initial_state_size > request.raw_size) _exit(71);
-    initial_state = malloc(initial_state_size + 1);
-    if (!initial_state) _exit(71);
-    memcpy(initial_state, request.raw, initial_state_size);
+    background = message_number(request, "background", 0);
+    keep_initial_state(request);
     errno = 0;
-    const char *failed = start_shell(&job, &request);
+    const char *failed = start_shell(&job, request);
     if (failed) {
         send_failure(job.sock, failed, errno);
         _exit(71);
@@ -342,7 +345,7 @@ void keeper_main(int sock) {
         writer_number(&writer, "pid", job.shell);
         writer_send(&writer, job.sock, NULL, 0);
     }
-    message_free(&request);
+    message_free(request);
     if (job.input >= 0) fcntl(job.input, F_SETFL, fcntl(job.input, F_GETFL) | O_NONBLOCK);
     loop(signals);
 }

@@ -97,7 +97,7 @@ int landlock_abi(void);
 void init_main(int control);
 
 /* keeper.c, shell.c */
-void keeper_main(int sock);
+void keeper_main(int sock, struct message *request);
 
 struct job {
     int sock;

@@ -1,0 +1,64 @@
+"""A slot server that is there but does not answer: nobody waits for it for ever."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from support.pool_leftovers import cgroup_name, leftovers
+
+from sandbox_pool import PoolConfig, SandboxLost, SlotPool
+
+
+@pytest.fixture
+def config(tmp_path):
+    return PoolConfig(
+        slots_per_host=2,
+        max_hosts=1,
+        state_dir=tmp_path / "state",
+        scratch_dir=tmp_path / "s",
+        health_interval_s=0.2,
+        health_timeout_s=0.5,
+        health_failures=2,
+        lost_after_s=1.5,
+    )
+
+
+async def test_a_frozen_server_is_lost_replaced_and_removed(config, tmp_path):
+    async with SlotPool.from_config(config) as pool:
+        lease = await pool.acquire("t")
+        cgroups = [cgroup_name(tmp_path / "s" / f"hermes-rl-{os.getuid()}" / lease.host / "scratch")]
+        running = asyncio.create_task(lease.exec("sleep 300"))
+        await asyncio.sleep(0.2)
+        os.kill(lease.host_info.pid, signal.SIGSTOP)
+        with pytest.raises(SandboxLost):
+            await asyncio.wait_for(running, 30)
+        async with pool.lease("next", timeout_s=30) as box:
+            assert box.host != lease.host
+            assert (await box.exec("echo on")).output == "on\n"
+    assert leftovers(tmp_path / "s", cgroups) == {}
+
+
+async def test_a_short_freeze_costs_nothing(config):
+    patient = config.model_copy(update={"lost_after_s": 60.0})
+    async with SlotPool.from_config(patient) as pool, pool.lease("t") as box:
+        await box.exec("export KEPT=1")
+        os.kill(box.host_info.pid, signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        assert pool.status().hosts[0].unwell
+        os.kill(box.host_info.pid, signal.SIGCONT)
+        assert (await box.exec("echo $KEPT")).output == "1\n"
+        assert pool.metrics.counts["lost_hosts"] == 0
+
+
+async def test_an_answer_that_never_comes_is_not_waited_for_much_longer_than_the_timeout(config, monkeypatch):
+    monkeypatch.setattr("sandbox_pool.lease.ANSWER_GRACE_S", 0.3)
+    monkeypatch.setattr("sandbox_pool.connection.CANCEL_TIMEOUT_S", 0.3)
+    patient = config.model_copy(update={"lost_after_s": 60.0})
+    async with SlotPool.from_config(patient) as pool:
+        lease = await pool.acquire("t")
+        os.kill(lease.host_info.pid, signal.SIGSTOP)
+        with pytest.raises(SandboxLost, match="gave no answer"):
+            await asyncio.wait_for(lease.exec("echo hi", timeout_s=0.2), 30)
+        os.kill(lease.host_info.pid, signal.SIGCONT)
+        await lease.release()
