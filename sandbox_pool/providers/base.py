@@ -25,7 +25,7 @@ import hmac
 import importlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -151,6 +151,14 @@ class Adopts(Protocol):
 
 
 @runtime_checkable
+class ReportsLoss(Protocol):
+    """Optional: the place says when a host is gone, which no connection tells when a whole machine is cut off."""
+
+    def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
+        """Call back with name and reason, in the pool's loop, for hosts that were started and not stopped."""
+
+
+@runtime_checkable
 class Closes(Protocol):
     """Optional: a provider with connections of its own gets told when the pool is done."""
 
@@ -165,6 +173,7 @@ def host_key(provider: Provider, spec: SandboxSpec) -> str:
 
 BUILT_IN = {
     "local": "sandbox_pool.providers.local:LocalProvider",
+    "nomad": "sandbox_pool.providers.nomad:NomadProvider",
 }
 
 
