@@ -25,6 +25,9 @@ class ModelError(Exception):
 class ModelUnavailable(ModelError):
     """Transport fault (connection, 429, 5xx): worth another try."""
 
+    retry_after_s: float | None = None
+    """How long the server asked to be left alone, when it did."""
+
 
 class ModelRefused(ModelError):
     """The server refused the request (4xx) or answered nonsense: another try would end the same way."""

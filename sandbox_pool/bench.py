@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_pool.config import PoolConfig
 from sandbox_pool.lease import Lease
 from sandbox_pool.metrics import percentile
 from sandbox_pool.pool import SlotPool
+from sandbox_pool.process_memory import private_kb_below
 
 COMMAND = "echo hi"
 CONTROL = ["bash", "-c", COMMAND]
@@ -125,6 +127,9 @@ async def _latencies(pool: SlotPool, plan: BenchPlan, samples: Samples) -> None:
 
 async def _cycles(pool: SlotPool, plan: BenchPlan, samples: Samples) -> None:
     for _ in range(plan.rounds):
+        began_s = time.perf_counter()
+        run_control()
+        samples.add("control_exec_ms", began_s)
         began_s = cycle_s = time.perf_counter()
         lease = await pool.acquire("bench-cycle")
         samples.add("acquire_ms", began_s)
@@ -217,6 +222,32 @@ async def _transfer(pool: SlotPool, plan: BenchPlan) -> dict[str, Any]:
     }
 
 
+async def run_many(config: PoolConfig, slots: int) -> dict[str, Any]:
+    """Lease so many slots of one host at once and use every one of them."""
+    async with SlotPool.from_config(config.model_copy(update={"slots_per_host": slots, "max_hosts": 1})) as pool:
+        began_s = time.perf_counter()
+        boxes = await asyncio.gather(*(pool.acquire(f"bench-{n}") for n in range(slots)))
+        leased_s = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        results = await asyncio.gather(*(box.exec(f"echo {n} > f; cat f") for n, box in enumerate(boxes)))
+        used_s = time.perf_counter() - began_s
+        usable = sum(result.output == f"{n}\n" for n, result in enumerate(results))
+        private_kb = await asyncio.to_thread(private_kb_below, boxes[0].host_info.pid)
+        began_s = time.perf_counter()
+        await asyncio.gather(*(box.release() for box in boxes))
+        reset_s = time.perf_counter() - began_s
+        quarantined = pool.metrics.counts["quarantines"]
+    return {
+        "slots": slots,
+        "usable": usable,
+        "quarantined": quarantined,
+        "lease_all_s": round(leased_s, 2),
+        "use_all_s": round(used_s, 2),
+        "reset_all_s": round(reset_s, 2),
+        "kb_per_slot": round(private_kb / slots, 1),
+    }
+
+
 def _write_random(path: Path, size_mb: int) -> None:
     with path.open("wb") as file, Path("/dev/urandom").open("rb") as source:
         for _ in range(size_mb):
@@ -243,29 +274,3 @@ async def _idle_kb(pool: SlotPool, plan: BenchPlan) -> float | None:
     finally:
         await asyncio.gather(*(box.release() for box in boxes))
     return round(total_kb / plan.slots, 1)
-
-
-def private_kb_below(root: int) -> int:
-    """Private (not shared) memory of all descendants of a process, in kB."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            parents.setdefault(int(stat[stat.rfind(")") + 2 :].split()[1]), []).append(int(entry.name))
-    total_kb, queue = 0, list(parents.get(root, []))
-    while queue:
-        pid = queue.pop()
-        queue += parents.get(pid, [])
-        total_kb += _private_kb(pid)
-    return total_kb
-
-
-def _private_kb(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))

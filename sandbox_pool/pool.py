@@ -31,7 +31,7 @@ from sandbox_pool.lease import Lease, LeaseRequest
 from sandbox_pool.lease_log import LeaseLog
 from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import this_process
-from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_key, load_provider
+from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_keys, load_provider
 from sandbox_pool.snapshots import SnapshotStore
 from sandbox_pool.spec import SandboxSpec
 from sandbox_pool.status import PoolStatus, status_of
@@ -53,6 +53,7 @@ class SlotPool:
         self.owner = this_process()
         self._context = ProviderContext.of(config, self.owner.tag())
         self._provider = provider or load_provider(config.provider, self._context, config.provider_options)
+        self._host_key = host_keys(self._provider)
         self._connect = connect
         self._home: asyncio.AbstractEventLoop | None = None
         self._state = "new"
@@ -111,7 +112,7 @@ class SlotPool:
             self._connect,
         )
         default = self.config.spec
-        default_key = host_key(self._provider, default)
+        default_key = self._host_key(default)
         if isinstance(self._provider, Adopts) and self._provider.adopts:
             await self._adopt_running(settings, default_key)
         self._dispatcher.serve(self._fleet, default_key, default)
@@ -221,7 +222,7 @@ class SlotPool:
         if snapshot is not None:
             spec = self._snapshots.spec_of(snapshot)
         spec = spec or self.config.spec
-        key = host_key(self._provider, spec)
+        key = self._host_key(spec)
         locate = None if snapshot is None else self._snapshots.locator(snapshot)
         return await self._dispatcher.acquire(
             task_id, spec, key, timeout_s=timeout_s, ttl_s=ttl_s or self.config.lease_ttl_s, locate=locate

@@ -1,1 +1,8 @@
 """Raw model text -> content, reasoning and tool calls, with per-call errors and repair provenance."""
+
+from __future__ import annotations
+
+from tool_parsers.registry import Parser, UnknownParser, get_parser, list_parsers, parse
+from tool_parsers.result import Malformed, Parsed, ToolCall
+
+__all__ = ["Malformed", "Parsed", "Parser", "ToolCall", "UnknownParser", "get_parser", "list_parsers", "parse"]

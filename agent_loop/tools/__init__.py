@@ -1,1 +1,21 @@
 """What the model may call; every tool runs inside the rollout's leased sandbox."""
+
+from agent_loop.tools.config import ScriptLimits, ToolConfig
+from agent_loop.tools.errors import ToolsetError
+from agent_loop.tools.policy import DANGEROUS_COMMANDS, CommandPolicy, Rule
+from agent_loop.tools.runtime import ToolRuntime
+from agent_loop.tools.toolsets import DISTRIBUTIONS, TOOLSETS, draw, resolve
+
+__all__ = [
+    "DANGEROUS_COMMANDS",
+    "DISTRIBUTIONS",
+    "TOOLSETS",
+    "CommandPolicy",
+    "Rule",
+    "ScriptLimits",
+    "ToolConfig",
+    "ToolRuntime",
+    "ToolsetError",
+    "draw",
+    "resolve",
+]

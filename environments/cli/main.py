@@ -16,7 +16,18 @@ from typing import Protocol, cast
 
 from environments.cli.errors import UsageError
 
-VERBS = ("doctor", "pool")
+VERBS = (
+    "demo",
+    "serve",
+    "process",
+    "evaluate",
+    "verify",
+    "view",
+    "parse",
+    "pool",
+    "bench",
+    "doctor",
+)
 
 
 _SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)

@@ -212,16 +212,23 @@ def _progress(quiet: bool) -> Progress:
 
 def bench(args: argparse.Namespace) -> int:
     """Measure, beside the controls of the same run."""
-    from sandbox_pool.bench import BenchPlan, run_bench
+    from sandbox_pool.bench import BenchPlan, run_bench, run_many
 
     plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb)
     console = Console(stderr=True)
 
+    def say(text: str) -> None:
+        console.print(f"measuring: {text}", style="dim")
+
     async def measure() -> dict[str, Any]:
         # One slot more than is measured: the snapshot's own lease stays while forks come and go.
-        config = _config(args).model_copy(update={"slots_per_host": args.slots + 1})
-        async with SlotPool.from_config(config) as pool:
-            return await run_bench(pool, plan, lambda text: console.print(f"measuring: {text}", style="dim"))
+        config = _config(args)
+        async with SlotPool.from_config(config.model_copy(update={"slots_per_host": args.slots + 1})) as pool:
+            result = await run_bench(pool, plan, say)
+        if args.many:
+            say(f"{args.many} slots at once")
+            result["many"] = await run_many(config, args.many)
+        return result
 
     try:
         result = asyncio.run(measure())
@@ -246,6 +253,8 @@ def _bench_table(result: dict[str, Any]) -> None:
     names = ("throughput_per_s", "control_throughput_per_s", "idle_kb_per_slot", "parallel_sleep_0_2_wall_s")
     for name in (*names, "upload_mb_per_s", "download_mb_per_s", "transfer_exact"):
         console.print(f"{name:26} {result[name]}")
+    if "many" in result:
+        console.print("many at once               " + ", ".join(f"{k} {v}" for k, v in result["many"].items()))
     for name, ratio in result["ratios"].items():
         kept = ratio >= 0.7 if name == "throughput" else ratio <= PROMISES[name]
         wanted = ">= 0.7" if name == "throughput" else f"<= {PROMISES[name]:g}"

@@ -166,9 +166,9 @@ class Closes(Protocol):
         """Release what the provider itself holds; hosts are already stopped."""
 
 
-def host_key(provider: Provider, spec: SandboxSpec) -> str:
-    """Which hosts may serve this spec."""
-    return provider.host_key(spec) if isinstance(provider, KeysHosts) else spec.key()
+def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
+    """Which hosts may serve a spec: as the provider says, else only those that were started for the very same spec."""
+    return provider.host_key if isinstance(provider, KeysHosts) else SandboxSpec.key
 
 
 BUILT_IN = {

@@ -42,9 +42,14 @@ class Job:
         self.started: asyncio.Future[int] = loop.create_future()
         self.on_alive: Callable[[float], None] | None = None
         self._logs: dict[int, asyncio.Future[Message]] = {}
+        self.ran = True
         self._serial = 0
         self._began = 0.0
         ours, theirs = message_pair()
+        # The shell waits on a pipe of ours: it is woken without a detour through its keeper.
+        wake_read, self._wake = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._wake, False)
+        self._script = os.memfd_create("script")
         self.channel = Channel(ours, self._on_message, self._on_close)
         self.id = next(_numbers)
         fields = self._start_fields()
@@ -56,8 +61,11 @@ class Job:
             fields.append(("stdin", 1))
         if terminal:
             fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
-        instance.control.send("job", fields, self.state + (stdin or b""), fds=[theirs.fileno()])
+        instance.control.send(
+            "job", fields, self.state + (stdin or b""), fds=[theirs.fileno(), wake_read, self._script]
+        )
         theirs.close()
+        os.close(wake_read)
         instance.jobs.add(self)
 
     def _start_fields(self) -> list[tuple[str, Any]]:
@@ -111,6 +119,7 @@ class Job:
         self._logs.clear()
 
     def _finish(self) -> None:
+        self._close_script()
         self.channel.close()
         self.instance.jobs.discard(self)
 
@@ -118,7 +127,21 @@ class Job:
         """Hand the waiting shell its command."""
         fields: list[tuple[str, Any]] = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
         self._began = time.monotonic()
-        self.channel.send("run", fields, script)
+        self.channel.send("run", fields)
+        view = memoryview(script)
+        while view:
+            view = view[os.write(self._script, view) :]
+        try:
+            os.write(self._wake, b"\n")
+        except OSError:
+            self.ran = False  # its shell was killed while it waited
+        self._close_script()
+
+    def _close_script(self) -> None:
+        if self._wake >= 0:
+            os.close(self._wake)
+            os.close(self._script)
+            self._wake = self._script = -1
 
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""

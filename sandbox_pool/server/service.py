@@ -207,7 +207,7 @@ async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) 
     for _ in range(START_ATTEMPTS):
         job, log = instance.start(header, command, stdin)
         message = await _run(instance, job, request)
-        if message.number("ran", 1):  # else its shell was killed while it waited, and nothing has been done
+        if job.ran:  # else its shell was killed while it waited, and nothing has been done
             break
     return instance.finish(header, job, log, message)
 

@@ -5,9 +5,9 @@ import os
 import signal
 
 import pytest
-from support.pool_leftovers import cgroup_name, leftovers
 
 from sandbox_pool import PoolConfig, SandboxLost, SlotPool
+from support.pool_leftovers import cgroup_name, leftovers
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from sandbox_pool import PoolConfig, SlotPool
+from sandbox_pool.journal import Journal
 from support import pool_client_program
 from support.cli_verb import run_verb
 from support.pool_leftovers import cgroup_name, leftovers, namespaces, processes
 from support.pool_wait import eventually
-
-from sandbox_pool import PoolConfig, SlotPool
-from sandbox_pool.journal import Journal
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="needs Linux")
 

@@ -1,9 +1,9 @@
 import contextlib
 
 import pytest
-from support.pool_fake_host import FakePlace
 
 from sandbox_pool import PoolConfig, SlotPool
+from support.pool_fake_host import FakePlace
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import sys
 from types import ModuleType
 
 import pytest
-from support.pool_fake_host import FakePlace, FakeServer
 
 from sandbox_pool.gc import collect_orphans, default_place
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.owner import this_process
+from support.pool_fake_host import FakePlace, FakeServer
 
 ME = this_process()
 DEAD = dataclasses.replace(ME, start_ticks=1)

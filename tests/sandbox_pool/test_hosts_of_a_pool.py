@@ -6,13 +6,13 @@ import itertools
 import time
 
 import pytest
-from support.pool_fake_host import FakePlace, FakeServer, FakeSlot
-from support.pool_wait import eventually
 
 from sandbox_pool import HostStartFailed, IsolationUnavailable, SandboxLost
 from sandbox_pool.journal import Journal
 from sandbox_pool.owner import this_process
 from sandbox_pool.pool import SlotPool
+from support.pool_fake_host import FakePlace, FakeServer, FakeSlot
+from support.pool_wait import eventually
 
 
 def journal_of(pool):

@@ -4,10 +4,10 @@ import asyncio
 import random
 
 import pytest
-from support.pool_fake_host import FakePlace
-from support.pool_wait import eventually
 
 from sandbox_pool import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, SandboxSpec, ScratchFull
+from support.pool_fake_host import FakePlace
+from support.pool_wait import eventually
 
 
 def free_slots(pool):

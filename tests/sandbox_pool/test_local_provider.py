@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.pool_leftovers import cgroup_name, leftovers
 
 from sandbox_pool import HostStartFailed, IsolationUnavailable, PoolConfig, SandboxSpec, ScratchFull
 from sandbox_pool.client import HostClient
 from sandbox_pool.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
+from support.pool_leftovers import cgroup_name, leftovers
 
 SPEC = SandboxSpec()
 

@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 import pytest
-from support.cli_verb import UsageError, run_verb
 
 from sandbox_pool.gc import default_place
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.owner import this_process
+from support.cli_verb import UsageError, run_verb
 
 
 @pytest.fixture
@@ -127,9 +127,10 @@ def test_bench_gives_every_promised_figure_beside_its_control(state, tmp_path, c
 
 
 def test_bench_as_a_table(state, tmp_path, capsys):
-    words = ["bench", "--slots", "1", "--rounds", "2", "--throughput-s", "0.05", "--transfer-mb", "1"]
+    words = ["bench", "--slots", "1", "--rounds", "2", "--throughput-s", "0.05", "--transfer-mb", "1", "--many", "60"]
     assert run_verb("pool", *words, "--scratch-dir", str(tmp_path / "s"), *state) == 0
     shown = capsys.readouterr()
     assert "control_exec" in shown.out
     assert "x control" in shown.out
+    assert "usable 60, quarantined 0" in shown.out
     assert "measuring" in shown.err

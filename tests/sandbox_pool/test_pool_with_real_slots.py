@@ -5,10 +5,10 @@ import os
 import signal
 
 import pytest
-from support.pool_wait import eventually
 
 from sandbox_pool import IsolationUnavailable, PoolConfig, SandboxLost, SandboxSpec, SlotPool, StaleLease
 from sandbox_pool.journal import Journal
+from support.pool_wait import eventually
 
 
 @pytest.fixture

@@ -45,8 +45,10 @@ def test_a_provider_that_cannot_be_imported_says_so(context):
 
 def test_without_a_word_from_the_provider_every_spec_has_its_own_hosts():
     one, two = SandboxSpec(), SandboxSpec(memory_mb=1)
-    assert base.host_key(Plain(None, None), one) != base.host_key(Plain(None, None), two)
-    assert base.host_key(Shared(None, None), one) == base.host_key(Shared(None, None), two)
+    apart, together = base.host_keys(Plain(None, None)), base.host_keys(Shared(None, None))
+    assert apart(one) == apart(SandboxSpec())
+    assert apart(one) != apart(two)
+    assert together(one) == together(two)
 
 
 def test_tokens_differ_by_host_and_user_and_are_found_again_by_name(context, tmp_path):

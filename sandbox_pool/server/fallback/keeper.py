@@ -49,14 +49,14 @@ class Keeper:
 
     def start_shell(self, request: Request, stdin: bytes) -> None:
         """Fork the shell with its descriptors in place."""
-        wake_read, self.wake = os.pipe2(os.O_CLOEXEC)
-        self.state, self.script = os.memfd_create("state"), os.memfd_create("script")
+        wake_read, self.script = (os.dup(fd) for fd in request.fds[1:3])
+        self.state = os.memfd_create("state")
         os.write(self.state, self.initial_state)
         child_in, child_out, child_err = self.open_standard(request, stdin)
         self.shell = os.fork()
         if self.shell == 0:
             self.run_shell(request, wake_read, child_in, child_out, child_err)
-        for fd in {wake_read, child_in, child_out, child_err}:
+        for fd in {wake_read, child_in, child_out, child_err, self.script, *request.fds}:
             os.close(fd)
         for fd in (self.out, self.err, self.input):
             if fd >= 0:
@@ -119,17 +119,22 @@ class Keeper:
             readers += [] if self.detached else [self.sock.fileno()]
             writers = [self.input] if self.unsent and self.input >= 0 else []
             ready, writable, _ = select.select(readers, writers, [], self.timeout())
+            # The server says `run` before it wakes the shell, so it must be heard before anything the shell did.
+            if not self.detached and (self.sock.fileno() in ready or self.run_is_waiting()):
+                self.receive()
             for name in ("out", "err"):
                 if getattr(self, name) in ready:
                     self.drain(name, 1 << 20)
             if writable:
                 self.send_input()
             self.tick()
-            if not self.detached and self.sock.fileno() in ready:
-                self.receive()
             if self.signals in ready:
                 os.read(self.signals, 4096)
             empty = self.reap()
+
+    def run_is_waiting(self) -> bool:
+        """It may have come while select() was looking at the other descriptors already."""
+        return not self.running and not self.finished and bool(select.select([self.sock.fileno()], [], [], 0)[0])
 
     def receive(self) -> None:
         """One message, or the end of the server's interest."""
@@ -174,19 +179,11 @@ class Keeper:
             "out": Capture(cap, log, self.config.run_uid),
             "err": Capture(cap, f"{log}.stderr", self.config.run_uid),
         }
-        view = memoryview(request.raw)
-        while view:
-            view = view[os.write(self.script, view) :]
+        self.running = True
         self.began = time.monotonic()
         timeout_ms = request.number("timeout_ms")
         self.deadline = self.began + timeout_ms / 1000 if timeout_ms else 0.0
         self.next_alive = self.began + ALIVE_EVERY_S
-        try:
-            os.write(self.wake, b"\n")
-            self.running = True
-        except OSError:  # the shell was killed while it waited, and nothing has run
-            self.running = False
-        os.close(self.wake)
 
     def timeout(self) -> float | None:
         """Seconds until something is due."""

@@ -168,13 +168,10 @@ static void run_command(const struct message *request) {
     capture_begin(&out, max_chars, path);
     strcat(path, ".stderr");
     capture_begin(&err, max_chars, path);
-    write_all(job.script, request->raw, request->raw_size);
     started_us = now_us();
     deadline_us = timeout_ms > 0 ? started_us + timeout_ms * 1000LL : 0;
     next_alive_us = started_us + ALIVE_EVERY_US;
-    running = write_all(job.wake, "\n", 1); /* else the shell was killed while it waited, and nothing has run */
-    close(job.wake);
-    job.wake = -1;
+    running = true;
 }
 
 static void send_log(const struct message *request) {
@@ -259,6 +256,23 @@ static void server_gone(void) {
     if (background) _exit(0);
 }
 
+static void hear_server(void) {
+    struct message request;
+    if (message_receive(job.sock, &request)) {
+        handle(&request);
+        message_free(&request);
+    } else {
+        server_gone();
+    }
+}
+
+/* The server says `run` before it wakes the shell, so it must be heard before anything the shell did: also when it came
+ * while poll() was looking at the other descriptors already. */
+static bool run_is_waiting(void) {
+    struct pollfd server = {job.sock, POLLIN, 0};
+    return !running && !finished && !detached && poll(&server, 1, 0) > 0;
+}
+
 static int poll_timeout(void) {
     if (!running || finished) return -1;
     long long next = next_alive_us;
@@ -292,24 +306,16 @@ static void loop(int signals) {
                                   {job.err, POLLIN, 0},
                                   {unsent_size && !job.pty ? job.input : -1, POLLOUT, 0}};
         if (poll(polled, 5, poll_timeout()) < 0 && errno != EINTR) _exit(1);
+        if (polled[0].revents || run_is_waiting()) hear_server();
         if (polled[2].revents & (POLLIN | POLLHUP | POLLERR)) drain(&job.out, &out, 1 << 20);
         if (polled[3].revents) drain(&job.err, &err, 1 << 20);
         if (polled[4].revents || polled[2].revents & POLLOUT) send_input();
         if (polled[1].revents) {
             struct signalfd_siginfo info;
             while (read(signals, &info, sizeof info) > 0) {}
-            empty = reap();
         }
         tick();
-        if (!polled[0].revents) continue;
-        struct message request;
-        if (message_receive(job.sock, &request)) {
-            handle(&request);
-            message_free(&request);
-            empty = reap();
-        } else {
-            server_gone();
-        }
+        empty = reap();
     }
 }
 
@@ -323,7 +329,8 @@ static void keep_initial_state(const struct message *request) {
 
 void keeper_main(int sock, struct message *request) {
     job.sock = move_high(sock);
-    request->n_fds = 0; /* it has moved */
+    request->fds[0] = -1; /* it has moved */
+    for (int i = 1; i < request->n_fds; i++) request->fds[i] = move_high(request->fds[i]);
     set_process_name("slot-keeper");
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     sigset_t children;

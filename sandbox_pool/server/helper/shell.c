@@ -14,9 +14,9 @@
 #include <termios.h>
 #include <unistd.h>
 
-/* The shell's ends. */
+/* The shell's ends. Wake pipe and script come from the server, which wakes the shell without us. */
 struct ends {
-    int script, in, out, err;
+    int wake, script, in, out, err;
 };
 
 static bool make_pipe(int *read_end, int *write_end) {
@@ -72,12 +72,10 @@ static const char *open_channels(struct job *job, struct ends *shell, const stru
     size_t state_size = (size_t)message_number(request, "state_size", 0);
     job->out = job->err = job->input = -1;
     if (state_size > request->raw_size) state_size = request->raw_size;
-    if (!make_pipe(&shell->script, &job->wake)) return "make a pipe";
     const char *failed = open_standard(job, shell, request, state_size);
     if (failed) return failed;
     job->state = memory_file("state");
-    job->script = memory_file("script");
-    if (job->state < 0 || job->script < 0) return "make a memory file";
+    if (job->state < 0) return "make a memory file";
     return write_all(job->state, request->raw, state_size) ? NULL : "pass the state";
 }
 
@@ -99,9 +97,9 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     dup2(shell->in, 0);
     dup2(shell->out, 1);
     dup2(shell->err, 2);
-    dup2(shell->script, FD_WAKE);
+    dup2(shell->wake, FD_WAKE);
     dup2(job->state, FD_STATE);
-    dup2(job->script, FD_SCRIPT);
+    dup2(shell->script, FD_SCRIPT);
     if (job->pty) ioctl(0, TIOCSCTTY, 0);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -113,7 +111,8 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
 }
 
 const char *start_shell(struct job *job, const struct message *request) {
-    struct ends shell = {-1, -1, -1, -1};
+    struct ends shell = {request->fds[1], request->fds[2], -1, -1, -1};
+    if (request->n_fds < 3) return "receive the script's descriptors";
     job->pty = message_number(request, "pty", 0);
     const char *failed = open_channels(job, &shell, request), *program = message_get(request, "program");
     if (failed) return failed;
@@ -125,7 +124,6 @@ const char *start_shell(struct job *job, const struct message *request) {
     if (job->shell < 0) return "fork the shell";
     free(arguments);
     free(environment);
-    close(shell.script);
     close(shell.in);
     if (!job->pty) close(shell.out);
     if (shell.err != shell.out) close(shell.err);

@@ -104,8 +104,7 @@ struct job {
     pid_t shell;
     int out, err;      /* read ends of the command's pipes; -1 once closed */
     int input;         /* write end of a background process's stdin, or the PTY */
-    int wake;          /* write end of the pipe on which the shell waits */
-    int state, script; /* memory files shared with the shell */
+    int state;         /* memory file shared with the shell */
     bool pty;
 };
 

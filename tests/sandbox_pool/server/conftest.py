@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from support.slot_server import Server, running_server
 
 from sandbox_pool.sandbox import Sandbox
+from support.slot_server import Server, running_server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -8,9 +8,9 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.slot_server import Server
 
 from sandbox_pool.sandbox import Sandbox
+from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.slot_server import NOBODY, Server, running_server
 
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.server.fallback import confine
 from sandbox_pool.spec import SandboxSpec
+from support.slot_server import NOBODY, Server, running_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin")

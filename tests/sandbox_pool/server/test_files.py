@@ -8,11 +8,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.slot_server import Server
 
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.sandbox import Sandbox
 from sandbox_pool.spec import SandboxSpec
+from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,11 +9,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.slot_server import Server
 
 from sandbox_pool.sandbox import Sandbox
 from sandbox_pool.server.cgroups import Cgroups
 from sandbox_pool.spec import SandboxSpec
+from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

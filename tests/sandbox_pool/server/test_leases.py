@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from support.slot_server import Server, running_server
 
 from sandbox_pool.client import HostClient
 from sandbox_pool.errors import ProtocolError, SandboxError, SandboxLost, StaleLease
 from sandbox_pool.sandbox import Sandbox
 from sandbox_pool.server import wire
 from sandbox_pool.spec import SandboxSpec
+from support.slot_server import Server, running_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,11 +7,11 @@ import signal
 import time
 
 import pytest
-from support.slot_server import Server
 
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.process import Process
 from sandbox_pool.sandbox import Sandbox
+from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,0 +1,62 @@
+"""The server process: one llama.cpp server, which ends when its owner does.
+
+`python -m agent_loop.cpu_model.child '{"model": PATH, ...}'` writes its address as a line of JSON and serves until its
+standard input closes. The kernel kills it when the owner dies without closing anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with(owner: int) -> None:
+    """Ask the kernel for SIGKILL when the owner goes; ends at once when it is gone already."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != owner:
+        sys.exit(1)
+
+
+def build_params(options: dict[str, Any]) -> Any:
+    """llama.cpp's parameters for these options."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = options["model"]
+    params.hostnames = ["127.0.0.1"]
+    params.port = options["port"]
+    params.n_parallel = options["parallel"]
+    params.n_ctx = options["context_tokens"] * options["parallel"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    params.n_threads_http = options["parallel"] + 4
+    params.warmup = False
+    params.cache_ram_mib = 0
+    if options.get("lora"):
+        adapter = xllamacpp.CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = options["lora"], 1.0
+        params.lora_adapters = [adapter]
+    return params
+
+
+def main() -> int:
+    """Serve until the owner closes our input."""
+    options = json.loads(sys.argv[1])
+    die_with(options["owner"])
+    import xllamacpp
+
+    server = xllamacpp.Server(build_params(options))
+    sys.stdout.write(json.dumps({"url": server.listening_address}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    # llama.cpp's threads may still be at work; nothing of theirs outlives the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

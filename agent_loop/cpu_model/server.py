@@ -1,0 +1,148 @@
+"""Starts and stops the llama.cpp server as a child process of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from agent_loop.backends.llamacpp import LlamaCppBackend
+from agent_loop.cpu_model.tokenizer import transformers_tokenizer
+from agent_loop.cpu_model.weights import CpuModelMissing, f16_copy, smollm2_gguf
+from agent_loop.standin.tokenizer import chatml_template
+
+if TYPE_CHECKING:
+    from agent_loop.tokens.template import Tokenizer
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 10.0
+
+
+class CpuModelError(RuntimeError):
+    """The server did not come up; the message ends with its last words."""
+
+
+class CpuModel:
+    """`async with CpuModel(f16=True) as model:` ... `model.url`, `model.tokenizer`, `model.backend()`."""
+
+    def __init__(
+        self,
+        *,
+        model: Path | None = None,
+        f16: bool = False,
+        context_tokens: int = 2048,
+        parallel: int = 4,
+        threads: int | None = None,
+        lora: Path | None = None,
+        cache: Path | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """`context_tokens` is the context of each of the `parallel` slots; `lora` is a GGUF adapter."""
+        self._model, self._f16, self._cache = model, f16, cache
+        self._context_tokens, self._parallel = context_tokens, parallel
+        self._threads = threads or os.cpu_count() or 1
+        self._lora = lora
+        self._chat_template = chat_template
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: IO[bytes] | None = None
+        self.url = ""
+        self.context_tokens = context_tokens
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._process.pid if self._process else None
+
+    @cached_property
+    def path(self) -> Path:
+        """The weights that are served."""
+        source = self._model or smollm2_gguf()
+        return f16_copy(source, self._cache) if self._f16 else source
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer, with the ChatML template that writes tools."""
+        return cast("Tokenizer", transformers_tokenizer(self.path, self._chat_template or chatml_template()))
+
+    def backend(self) -> LlamaCppBackend:
+        """A new token backend for this server."""
+        return LlamaCppBackend(self.url)
+
+    async def __aenter__(self) -> CpuModel:
+        try:
+            await asyncio.wait_for(self._start(), START_TIMEOUT_S)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        _require_llamacpp()
+        options = {
+            "owner": os.getpid(),
+            "model": str(await asyncio.to_thread(lambda: self.path)),
+            "port": free_port(),
+            "context_tokens": self._context_tokens,
+            "parallel": self._parallel,
+            "threads": self._threads,
+            "lora": str(self._lora) if self._lora else None,
+        }
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _stop
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agent_loop.cpu_model.child",
+            json.dumps(options),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+        )
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            # llama.cpp may write to the same stream: the address is the line that is JSON.
+            if line.startswith(b'{"url"'):
+                self.url = json.loads(line)["url"]
+                return
+        raise CpuModelError(f"the llama.cpp server did not start: {self._last_words()}")
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _last_words(self) -> str:
+        assert self._log is not None
+        self._log.seek(0)
+        return self._log.read()[-500:].decode("utf-8", "replace").strip()
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _require_llamacpp() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise CpuModelMissing("no llama.cpp here: install the extra with `uv pip install 'hermes-rl[cpu-model]'`")

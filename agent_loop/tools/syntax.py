@@ -1,0 +1,58 @@
+"""A quick look at the syntax of what was just written, so that the model hears of a slip at once.
+
+Only formats that parse in this process without running anything, and only small files: the check is a courtesy and
+must never cost the rollout. `None` means that there was nothing to check.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+import warnings
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+import yaml
+
+MAX_CHARS = 64_000
+MAX_TOML_CHARS = 8_000
+"""tomllib takes time that grows with the square of a dotted key's length."""
+
+
+def syntax_error(path: str, text: str) -> str | None:
+    """One sentence about the first syntax error, or None."""
+    suffix = PurePosixPath(path).suffix.lower()
+    check = _CHECKS.get(suffix)
+    if check is None or len(text) > (MAX_TOML_CHARS if suffix == ".toml" else MAX_CHARS):
+        return None
+    try:
+        check(text)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}"
+    except (ValueError, yaml.YAMLError) as error:
+        return " ".join(str(error).split())
+    except (RecursionError, MemoryError):
+        return None
+    return None
+
+
+def _python(text: str) -> None:
+    with warnings.catch_warnings():
+        # An invalid escape in the model's code is no business of this process's warning filters.
+        warnings.simplefilter("ignore")
+        ast.parse(text)
+
+
+def _yaml(text: str) -> None:
+    for _ in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        pass
+
+
+_CHECKS: dict[str, Callable[[str], object]] = {
+    ".py": _python,
+    ".json": json.loads,
+    ".toml": tomllib.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}

@@ -1,0 +1,95 @@
+"""What a tool is, and what it is given when it runs. One module of this folder per tool defines one `TOOL`.
+
+A tool's function returns a JSON object. What the model did wrong is raised as `ToolFailure`; a fault of the sandbox
+(`SandboxError` other than a file error) passes through untouched and ends the rollout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agent_loop.model import ToolSchema
+from agent_loop.runtime import NestedCall, ToolOutcome
+
+if TYPE_CHECKING:
+    from agent_loop.tools.config import ToolConfig
+    from agent_loop.tools.hygiene import Redactor
+    from agent_loop.tools.process_table import ProcessTable
+    from agent_loop.tools.todo import TodoList
+    from agent_loop.tools.web import WebProvider
+    from agent_loop.tools.workspace import Workspace
+    from sandbox_pool.sandbox import Sandbox
+
+
+class NestedCaller(Protocol):
+    """Runs a call that a script made, under the rules of the rollout."""
+
+    async def __call__(self, name: str, arguments: Any) -> tuple[ToolOutcome, NestedCall]:
+        """The outcome for the script and the record for the trajectory."""
+
+
+@dataclass
+class ToolContext:
+    """Everything the tools of one rollout share. Nothing in here outlives the rollout or is seen by another."""
+
+    sandbox: Sandbox
+    config: ToolConfig
+    workspace: Workspace
+    processes: ProcessTable
+    todo: TodoList
+    redact: Redactor
+    web: WebProvider | None
+    script_tools: tuple[Tool, ...]
+    """What execute_code offers to scripts: the rollout's own tools that are fit for it, and no others."""
+    call_nested: NestedCaller
+
+
+@dataclass(frozen=True)
+class ToolReturn:
+    """A result with facts for the records beside what the model reads."""
+
+    data: dict[str, Any]
+    timed_out: bool = False
+    nested: tuple[NestedCall, ...] = ()
+    exit_code: int | None = None
+
+
+ToolFunction = Callable[[ToolContext, dict[str, Any]], Awaitable[dict[str, Any] | ToolReturn]]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One callable of the model: its schema, its function, and how it may be used."""
+
+    schema: dict[str, Any]
+    """{"name", "description", "parameters"}, with the names that models trained on hermes-agent know."""
+    toolset: str
+    run: ToolFunction
+    parallel_safe: bool = False
+    script_parameters: tuple[str, ...] = ()
+    """Parameters of the function that execute_code offers to scripts, in order; empty: not offered."""
+
+    @property
+    def name(self) -> str:
+        """The name the model calls it by."""
+        return str(self.schema["name"])
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments."""
+        return dict(self.schema["parameters"])
+
+    def openai_schema(self) -> ToolSchema:
+        """The schema as it goes into the prompt."""
+        return {"type": "function", "function": json.loads(json.dumps(self.schema))}
+
+
+def load_schema(name: str) -> dict[str, Any]:
+    """Read `schemas/NAME.json`."""
+    text = files("agent_loop.tools").joinpath("schemas", f"{name}.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema

@@ -1,0 +1,237 @@
+"""The serve loop: ask run-api how full it is, start groups, deliver what they give, end without losing any.
+
+atroposlib's own loop cancels running rollouts when the queue is full, at every evaluation and at the end; this one
+only ever stops starting new ones. A group in flight ends in one of four ways, and each is counted: delivered, dropped
+by its environment, timed out (`worker_timeout`), or cancelled because a stop could not wait any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from environments.atropos.api import EnvStatus
+from environments.atropos.link import ApiLink, Stopped
+from environments.atropos.outbox import Outbox
+from environments.atropos.pacing import Pace, crossed, enough, groups_to_start
+from environments.atropos.stops import Stop
+
+log = logging.getLogger(__name__)
+
+EvalHandling = Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"]
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How the loop behaves; the numbers of atroposlib's own config, and ours."""
+
+    total_steps: int
+    """Stop when the trainer has come this far; -1 runs until stopped."""
+    steps_per_eval: int = 0
+    checkpoint_interval: int = 0
+    eval_handling: EvalHandling = "NONE"
+    """What an evaluation does to *new* training groups: none start, fewer start, or nothing changes."""
+    eval_limit_ratio: float = 0.5
+    worker_timeout_s: float = -1.0
+    drain_timeout_s: float = 60.0
+    poll_s: float = 0.1
+
+
+@dataclass(frozen=True)
+class ServeHooks:
+    """What the loop calls on the environment."""
+
+    next_item: Callable[[], Awaitable[Any]]
+    run_group: Callable[[Any], Coroutine[Any, Any, None]]
+    """Roll out one item, check the group, hand it to the outbox."""
+    evaluate: Callable[[], Awaitable[Any]]
+    on_step: Callable[[int], Awaitable[None]]
+    """The trainer has moved on: log metrics."""
+    checkpoint: Callable[[int], None]
+    pace: Callable[[], Awaitable[Pace]]
+    """The trainer's sizes; asked again after run-api was replaced."""
+
+
+@dataclass
+class ServeCounts:
+    """Groups by how they ended."""
+
+    started: int = 0
+    finished: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    evaluations: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class _Worker:
+    item: Any
+    started_at: float
+
+
+class ServeLoop:
+    """One environment in serve mode."""
+
+    def __init__(self, link: ApiLink, outbox: Outbox, settings: ServeSettings, hooks: ServeHooks, stop: Stop) -> None:
+        self.counts = ServeCounts()
+        self.step = link.registration.starting_step
+        self._link = link
+        self._outbox = outbox
+        self._pace: Pace | None = None
+        self._epoch = 0
+        self._settings = settings
+        self._hooks = hooks
+        self._stop = stop
+        self._workers: dict[asyncio.Task[None], _Worker] = {}
+        self._evaluation: asyncio.Task[Any] | None = None
+        self._exhausted = False
+
+    async def run(self) -> None:
+        """Serve until the trainer is done, the items are used up, or a stop is asked for; then drain."""
+        try:
+            while (status := await self._status_unless_stopped()) is not None:
+                await self._advance(status)
+                if self._is_over(status):
+                    break
+                await self._start_groups(status, await self._current_pace())
+                await self._wait()
+            await self._drain()
+        except Stopped as reason:
+            log.warning("%s", reason)
+        finally:
+            await self._cancel_rest()
+
+    async def _status_unless_stopped(self) -> EnvStatus | None:
+        """run-api's status; None as soon as a stop is asked for, even while run-api is away."""
+        asking = asyncio.create_task(self._link.status())
+        stopping = asyncio.create_task(self._stop.draining.wait())
+        try:
+            await asyncio.wait({asking, stopping}, return_when="FIRST_COMPLETED")
+            return None if stopping.done() else asking.result()
+        finally:
+            stopping.cancel()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _current_pace(self) -> Pace:
+        if self._pace is None or self._epoch != self._link.epoch:
+            self._epoch = self._link.epoch
+            self._pace = await self._hooks.pace()
+        return self._pace
+
+    def _is_over(self, status: EnvStatus) -> bool:
+        if 0 <= self._settings.total_steps <= status.current_step:
+            log.info("the trainer has made its %d steps", self._settings.total_steps)
+            return True
+        if self._exhausted and not self._workers and not self._outbox.unsent:
+            log.info("no items are left")
+            return True
+        return False
+
+    async def _advance(self, status: EnvStatus) -> None:
+        """Evaluate, checkpoint and log when the trainer's step counter has moved."""
+        before, self.step = self.step, status.current_step
+        if self.step == before:
+            return
+        if crossed(before, self.step, self._settings.steps_per_eval):
+            self._start_evaluation()
+        if crossed(before, self.step, self._settings.checkpoint_interval):
+            self._hooks.checkpoint(self.step)
+        await self._hooks.on_step(self.step)
+
+    def _start_evaluation(self) -> None:
+        if self._evaluating:
+            log.warning("step %d: the last evaluation still runs, this one is skipped", self.step)
+            return
+        self.counts.evaluations += 1
+        self._evaluation = asyncio.create_task(_logged("evaluate", self._hooks.evaluate()), name="evaluate")
+
+    @property
+    def _evaluating(self) -> bool:
+        return self._evaluation is not None and not self._evaluation.done()
+
+    def _worker_ratio(self) -> float:
+        if not self._evaluating or self._settings.eval_handling == "NONE":
+            return 1.0
+        return 0.0 if self._settings.eval_handling == "STOP_TRAIN" else self._settings.eval_limit_ratio
+
+    async def _start_groups(self, status: EnvStatus, pace: Pace) -> None:
+        running, unsent = len(self._workers), self._outbox.unsent
+        if self._exhausted or enough(pace, status, running, unsent, self._settings.total_steps):
+            return
+        for _ in range(groups_to_start(pace, status, running, unsent, self._worker_ratio())):
+            item = await self._hooks.next_item()
+            if item is None:
+                self._exhausted = True
+                return
+            task = asyncio.create_task(self._hooks.run_group(item), name=f"group-{self.counts.started}")
+            self._workers[task] = _Worker(item, time.monotonic())
+            self.counts.started += 1
+
+    async def _wait(self) -> None:
+        """Until a group ends, a stop is asked for, or it is time to ask run-api again."""
+        stopping = asyncio.create_task(self._stop.draining.wait())
+        await asyncio.wait({stopping, *self._workers}, timeout=self._settings.poll_s, return_when="FIRST_COMPLETED")
+        stopping.cancel()
+        self._reap()
+
+    def _reap(self) -> None:
+        limit = self._settings.worker_timeout_s
+        for task, worker in list(self._workers.items()):
+            if task.done():
+                del self._workers[task]
+                self._count_end(task)
+            elif 0 < limit < time.monotonic() - worker.started_at and not task.cancelling():
+                log.warning("a group ran longer than worker_timeout %.0f s and is cancelled", limit)
+                self.counts.timed_out += 1
+                task.cancel()
+
+    def _count_end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self.counts.failed += 1
+            log.error("a group failed: %r", error, exc_info=error)
+        else:
+            self.counts.finished += 1
+
+    async def _drain(self) -> None:
+        """Finish what runs and send it, within `drain_timeout_s` or until told to stop at once."""
+        pending = {*self._workers, *([self._evaluation] if self._evaluating and self._evaluation else [])}
+        if pending:
+            log.info("finishing %d running groups (up to %.0f s)", len(self._workers), self._settings.drain_timeout_s)
+        deadline = time.monotonic() + self._settings.drain_timeout_s
+        at_once = asyncio.create_task(self._stop.now.wait())
+        try:
+            while pending and not at_once.done() and (left := deadline - time.monotonic()) > 0:
+                _done, rest = await asyncio.wait({*pending, at_once}, timeout=left, return_when="FIRST_COMPLETED")
+                pending = rest - {at_once}
+            self._reap()
+            await self._outbox.drain(max(1.0, deadline - time.monotonic()))
+        finally:
+            at_once.cancel()
+
+    async def _cancel_rest(self) -> None:
+        rest = [task for task in self._workers if not task.done()]
+        self.counts.cancelled += len(rest)
+        if self._evaluation is not None:
+            rest.append(self._evaluation)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, *self._workers, return_exceptions=True)
+        self._reap()
+
+
+async def _logged(what: str, work: Awaitable[Any]) -> None:
+    """Await; a fault of an evaluation is logged and does not end the training run."""
+    try:
+        await work
+    except Exception as error:  # whatever a user's evaluation raises: it becomes a log line with its traceback
+        log.error("%s failed: %r", what, error, exc_info=error)

@@ -1,0 +1,44 @@
+"""SIGTERM and SIGINT as two events: the first asks to finish what runs, the second to stop at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """Asked to drain, then asked to stop now. Without signals it is driven by `ask`."""
+
+    def __init__(self) -> None:
+        self.draining = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def ask(self, why: str) -> None:
+        """First call: finish what runs. Second call: stop at once."""
+        if self.draining.is_set():
+            log.warning("%s again: stopping at once", why)
+            self.now.set()
+        else:
+            log.warning("%s: starting nothing new, finishing what runs", why)
+            self.draining.set()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[Stop]:
+        """Handle SIGTERM and SIGINT by `ask` inside the block (main thread's loop only; elsewhere a no-op)."""
+        loop = asyncio.get_running_loop()
+        installed = []
+        for number in SIGNALS:
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                loop.add_signal_handler(number, self.ask, signal.Signals(number).name)
+                installed.append(number)
+        try:
+            yield self
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)

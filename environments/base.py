@@ -1,0 +1,299 @@
+"""`HermesAgentBaseEnv`: write a task and its reward, and get rollouts with exact tokens in groups that a trainer can
+use.
+
+A subclass writes `setup`, `get_next_item`, `format_prompt` and `compute_reward`; it may write `prepare`, `spec`,
+`evaluation_items` and a few small hooks. The rest (slots, model, tools, retries, verification in a fork, packing,
+delivery) is here and below. Nothing is shared between two environments but what they are given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from atroposlib.envs.base import APIServerConfig
+
+from agent_loop.metrics import rollout_metrics
+from agent_loop.model import Message, ModelServer
+from agent_loop.outcome import Outcome
+from agent_loop.records import RolloutRecord
+from agent_loop.result import AgentResult
+from environments.atropos.env import AtroposEnv
+from environments.atropos.groups import Group, GroupRejected
+from environments.atropos.packing import Packer
+from environments.atropos.servers import AtroposServerBackend
+from environments.env_config import HermesAgentEnvConfig, LimitsConfig, RunConfig, ServerConfig
+from environments.group_runner import GroupResult, run_members
+from environments.models import ModelOpener, load_tokenizer
+from environments.planning import Plan, content_id, item_field
+from environments.rewards import Rewards
+from environments.rollout import RolloutJob, RolloutRunner, Score, ToolChoice, prepared
+from environments.rollout_stats import RolloutStats
+from environments.runs.store import append_bytes
+from environments.sandbox_context import SandboxContext
+from environments.sandboxes import Pool, Sandbox
+from environments.tool_context import ToolContext
+from environments.verification import Verdict
+from sandbox_pool.spec import SandboxSpec
+
+__all__ = [
+    "AgentResult",
+    "HermesAgentBaseEnv",
+    "HermesAgentEnvConfig",
+    "LimitsConfig",
+    "RunConfig",
+    "SandboxContext",
+    "Score",
+    "ServerConfig",
+    "ToolContext",
+    "Verdict",
+]
+
+log = logging.getLogger(__name__)
+
+
+class HermesAgentBaseEnv(AtroposEnv):
+    """An environment of agent tasks."""
+
+    env_config_cls = HermesAgentEnvConfig
+    verifier_paths: ClassVar[Sequence[str]] = ()
+    """Paths of the workspace that belong to the verifier: removed from the fork before `compute_reward`."""
+
+    def __init__(
+        self,
+        config: HermesAgentEnvConfig,
+        server_configs: Sequence[ServerConfig | APIServerConfig] | None = None,
+        slurm: bool = False,
+        testing: bool = False,
+        *,
+        pool: Pool | None = None,
+        model: ModelServer | None = None,
+    ) -> None:
+        """`pool` and `model` may be given by whoever owns them; otherwise both are opened from the configuration."""
+        super().__init__(config, list(server_configs or [ServerConfig(server_type="standin")]), slurm, testing)
+        self.config: HermesAgentEnvConfig = config
+        self.pool = pool
+        self.model = model
+        self.mode = "serve"
+        self.stats = RolloutStats()
+        self.run_tag = uuid.uuid4().hex[:8]
+        self._stack = AsyncExitStack()
+        self._packer = Packer(config.group_size, config.segments, config.advantages)
+        self._packing = asyncio.Lock()
+        self._groups = 0
+        Plan(config).tools(0)  # an unknown or empty choice of tools is an error now, not in the first rollout
+        self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
+
+    @classmethod
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
+        """Defaults of this environment, below any YAML and flags. Atropos' name for it."""
+        return cls.env_config_cls(), [ServerConfig(server_type="standin")]
+
+    @classmethod
+    def cli(cls) -> None:
+        """`serve`, `process` and `evaluate` as a command line; exits with its code."""
+        from environments.launch import command_line
+
+        raise SystemExit(command_line(cls))
+
+    # What a subclass writes
+
+    @abstractmethod
+    async def setup(self) -> None:
+        """Load what the items need. Called once, with pool and model already open."""
+
+    @abstractmethod
+    async def get_next_item(self) -> Any:
+        """The next item, or None when there are no more."""
+
+    @abstractmethod
+    def format_prompt(self, item: Any) -> str | list[Message]:
+        """The task as the user's message, or as whole messages."""
+
+    @abstractmethod
+    async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> float | Verdict | Score:
+        """Score what the agent left behind. An exception loses the rollout; it is never taken for a score."""
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the evaluation items and log their summary; called every `steps_per_eval` steps while serving."""
+        from environments.evaluation import evaluate_here
+
+        return await evaluate_here(self)
+
+    async def evaluation_items(self) -> Sequence[Any]:
+        """The items that `evaluate` runs."""
+        return []
+
+    async def prepare(self, item: Any, ctx: SandboxContext) -> None:
+        """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
+
+    def spec(self, item: Any) -> SandboxSpec:
+        """Image, limits and network of this item's slots."""
+        return self.config.sandbox
+
+    def item_id(self, item: Any) -> str:
+        """A stable name of the item: its `id`, or a hash of what it is."""
+        found = item_field(item, "id")
+        return content_id(item) if found is None else str(found)
+
+    def category(self, item: Any) -> str:
+        """What the summary groups items by."""
+        return str(item_field(item, "category") or "")
+
+    # Opening and closing
+
+    async def open_up(self) -> None:
+        """Start the pool and reach the model, unless they were given."""
+        if self.pool is None:
+            from sandbox_pool import SlotPool
+
+            self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
+        if self.model is None:
+            self.model = await self._open_model()
+
+    async def _open_model(self) -> ModelServer:
+        config = self.config
+        opener = ModelOpener(
+            self._stack, config.tool_call_parser, config.tokenizer_name, tools_in_prompt=config.tools_in_prompt
+        )
+        ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
+        if ours:
+            return await opener.open(ours)
+        if self.server_configs[0].server_type == "openai":
+            from agent_loop.chat import as_model_server
+
+            return as_model_server(self.server)
+        tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer_name)
+        return await opener.record(AtroposServerBackend(self.server), tokenizer)
+
+    async def shut_down(self) -> None:
+        """Close what `open_up` opened."""
+        await self._stack.aclose()
+
+    # Groups
+
+    async def collect_trajectories(self, item: Any) -> tuple[list[Group] | None, list[Any]]:
+        """Run a group and pack it; None when it is not complete or must not be trained on."""
+        index, self._groups = self._groups, self._groups + 1
+        result = await self.run_group(item, index, self.config.group_size)
+        if self.config.data_path_to_save_groups is not None:
+            lines = b"".join(record.to_json() + b"\n" for record in result.records())
+            await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
+        if not result.complete:
+            self.counts.rejected["incomplete"] += 1
+            log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)
+            return None, []
+        try:
+            return await self._pack(result), []
+        except GroupRejected as rejection:
+            self.counts.rejected[rejection.reason] += 1
+            log.info("group %s not sent (%s): %s", result.group_id, rejection.reason, rejection)
+            return None, []
+
+    async def _pack(self, result: GroupResult) -> list[Group]:
+        params = {"temperature": self.config.agent_temperature, "item_id": result.item_id}
+        async with self._packing:
+            return await asyncio.to_thread(
+                self._packer.pack,
+                result.group_id,
+                result.scored,
+                params,
+                self.max_token_len,
+                self.config.ensure_scores_are_not_same,
+            )
+
+    async def run_group(
+        self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
+    ) -> GroupResult:
+        """Roll out one item `wanted` times; untrainable rollouts are tried again within the limits.
+
+        A `tag` sets the group apart from training: it names its ids, and its rollouts stay out of the step's figures.
+        """
+        series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
+        result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
+        plan = Plan(self.config, self.max_token_len)
+        runner = self._runner(plan)
+        tools = plan.tools(index)
+        heat = self.config.agent_temperature if temperature is None else temperature
+
+        async def run(snapshot: str | None) -> None:
+            async def attempt(member: int, attempt_number: int) -> Any:
+                rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
+                rollout = await runner.run(self._job(plan, item, result, rollout_id, tools, heat, snapshot))
+                if tag is None:
+                    self.keep(rollout.record)
+                return rollout
+
+            await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
+
+        if type(self).prepare is HermesAgentBaseEnv.prepare:
+            await run(None)
+        else:
+            await self._run_prepared(item, result, run)
+        return result
+
+    async def _run_prepared(self, item: Any, result: GroupResult, run: Any) -> None:
+        async def prepare(sandbox: Sandbox) -> None:
+            await self.prepare(item, SandboxContext(sandbox))
+
+        async with prepared(self._opened_pool(), f"{result.group_id}/prepare", self.spec(item), prepare) as snapshot:
+            await run(snapshot)
+
+    def _job(
+        self,
+        plan: Plan,
+        item: Any,
+        result: GroupResult,
+        rollout_id: str,
+        tools: ToolChoice,
+        temperature: float,
+        snapshot: str | None,
+    ) -> RolloutJob:
+        wanted = self.config.seeded_sampling
+        seed = plan.seed(rollout_id) if (self.mode != "serve" if wanted is None else wanted) else None
+        return RolloutJob(
+            rollout_id=rollout_id,
+            group_id=result.group_id,
+            item=item,
+            item_id=result.item_id,
+            category=self.category(item),
+            messages=plan.messages(self.format_prompt(item)),
+            tools=tools,
+            spec=self.spec(item),
+            sampling=plan.sampling(temperature, seed),
+            verifier_paths=self.verifier_paths,
+            snapshot=snapshot,
+            seed=seed,
+        )
+
+    def _runner(self, plan: Plan) -> RolloutRunner:
+        if self.model is None:
+            raise RuntimeError("the environment is not open: serve, process and evaluate open it")
+        settings = plan.settings(self.name or type(self).__name__, self.policy_name)
+        return RolloutRunner(self._opened_pool(), self.model, self._rewards, self.compute_reward, settings)
+
+    @property
+    def policy_name(self) -> str:
+        """Name of the model, for the records."""
+        return str(self.server_configs[0].model_name) if self.server_configs else ""
+
+    def _opened_pool(self) -> Pool:
+        if self.pool is None:
+            raise RuntimeError("the environment is not open: serve, process and evaluate open it")
+        return self.pool
+
+    def keep(self, record: RolloutRecord) -> None:
+        """Called with every rollout as it ends, lost ones too: figures for the log."""
+        self.stats.add(record)
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Figures of the rollouts since the last log line, beside those of the delivery."""
+        tokens = self._packer.tokens
+        figures = {"delivery/token_fraction": tokens.fraction, "delivery/segments_waiting": self._packer.waiting}
+        await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

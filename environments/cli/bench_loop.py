@@ -1,0 +1,153 @@
+"""`hermes-rl bench loop`: what the agent loop itself costs, with a model of fixed latency and tools that take no time.
+
+All rollouts run at once with the given latency (wall time over the ideal, CPU per turn, stalls of the event loop,
+memory); then a few rollouts of 10 and of 60 turns without latency show whether a turn gets dearer with its history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import resource
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from environments.cli.bench import Figure, Report
+from environments.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from agent_loop.model import ModelServer
+    from agent_loop.result import AgentResult
+
+HELP = "cost of the agent loop: wall time over the ideal, CPU per turn, event-loop stalls, memory"
+
+BEAT_S = 0.005
+SHORT_TURNS, LONG_TURNS = 10, 60
+GROWTH_TURNS = 480
+"""Turns in all of one measurement of growth, short or long."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Size of the run."""
+    parser.add_argument("--rollouts", type=int, default=256, help="rollouts at once (256)")
+    parser.add_argument("--turns", type=int, default=8, help="turns of each rollout (8)")
+    parser.add_argument(
+        "--latency", type=float, default=0.5, metavar="SECONDS", help="time the model takes per turn (0.5)"
+    )
+    parser.add_argument(
+        "--server",
+        choices=("tokens", "http", "text"),
+        default="tokens",
+        help="exact tokens from a backend in this process, from the stand-in over HTTP, or none (tokens)",
+    )
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Run the bench."""
+    if args.rollouts < 1 or args.turns < 1 or args.latency < 0:
+        raise UsageError("bench loop: --rollouts and --turns must be at least 1 and --latency not negative")
+    return asyncio.run(_measure(args))
+
+
+async def _measure(args: argparse.Namespace) -> Report:
+    from environments.cli.bench_servers import bench_server
+
+    async with bench_server(args.server, args.latency) as server:
+        await _play(server, 1, 1)  # caches, first connection
+        main = await _play(server, args.rollouts, args.turns)
+    async with bench_server(args.server, 0.0) as server:
+        short, long = await _growth(server)
+    figures = [
+        Figure("wall", main.wall_s, "s"),
+        Figure("cpu_per_turn", main.cpu_per_turn_ms, "ms", 2.0),
+        Figure("stall_p99", main.stall_p99_ms, "ms", 20.0),
+        Figure("memory_per_rollout", main.memory_kb, "KB"),
+        Figure("cpu_per_turn_10_turns", short, "ms"),
+        Figure("cpu_per_turn_60_turns", long, "ms"),
+        Figure("growth_60_over_10", long / short, "x", 1.3),
+    ]
+    if args.latency:
+        figures.insert(1, Figure("wall_over_ideal", main.wall_s / (args.turns * args.latency), "x", 1.15))
+    settings: dict[str, float | int | str] = {
+        "server": args.server,
+        "rollouts": args.rollouts,
+        "turns": args.turns,
+        "latency_s": args.latency,
+    }
+    return Report("loop", settings, tuple(figures))
+
+
+async def _growth(server: ModelServer) -> tuple[float, float]:
+    """CPU per turn (ms) of short and of long rollouts; the best of three each, taken in turns."""
+    best = {SHORT_TURNS: float("inf"), LONG_TURNS: float("inf")}
+    for _ in range(3):
+        for turns in best:
+            played = await _play(server, GROWTH_TURNS // turns, turns)
+            best[turns] = min(best[turns], played.cpu_per_turn_ms)
+    return best[SHORT_TURNS], best[LONG_TURNS]
+
+
+@dataclass(frozen=True)
+class _Played:
+    wall_s: float
+    cpu_per_turn_ms: float
+    stall_p99_ms: float
+    memory_kb: float
+
+
+async def _play(server: ModelServer, rollouts: int, turns: int) -> _Played:
+    gc.collect()
+    late: list[float] = []
+    memory_before = _resident_kb()
+    beat = asyncio.create_task(_heartbeat(late))
+    wall, cpu = time.perf_counter(), time.process_time()
+    results = await asyncio.gather(*(_rollout(server, turns) for _ in range(rollouts)))
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    memory = _resident_kb() - memory_before
+    beat.cancel()
+    if short := [result for result in results if len(result.turns) != turns]:
+        raise RuntimeError(f"a rollout ended as {short[0].outcome}: {short[0].error}")
+    late.sort()
+    stall = late[int(len(late) * 0.99)] if late else 0.0
+    return _Played(wall, cpu * 1000 / (rollouts * turns), stall * 1000, max(memory, 0) / rollouts)
+
+
+async def _rollout(server: ModelServer, turns: int) -> AgentResult:
+    from agent_loop.loop import HermesAgentLoop
+
+    loop = HermesAgentLoop(server, [_TOOL], tool_handler=_answer, max_turns=turns, max_context_tokens=10**6)
+    return await loop.run([{"role": "user", "content": "Count the lines of every file."}])
+
+
+async def _heartbeat(late: list[float]) -> None:
+    """How much later than asked the event loop wakes us: that is how long something kept it busy."""
+    while True:
+        asked = time.perf_counter()
+        await asyncio.sleep(BEAT_S)
+        late.append(time.perf_counter() - asked - BEAT_S)
+
+
+def _resident_kb() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a path of ours
+            return int(statm.read().split()[1]) * resource.getpagesize() // 1024
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "terminal",
+        "description": "Run a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+_RESULT = json.dumps({"output": "line of output\n" * 40, "exit_code": 0, "error": None})
+
+
+async def _answer(name: str, arguments: dict[str, Any], task_id: str) -> str:
+    return _RESULT

@@ -1,0 +1,114 @@
+"""`hermes-rl verify`: proves a file of stored rollouts right, or names the first violation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from environments.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from agent_loop.against import Confirmation
+    from agent_loop.records import RolloutRecord
+    from agent_loop.verify import Report
+
+HELP = "prove that stored rollouts are token-exact, offline or by asking the model again"
+EXAMPLE = "hermes-rl verify runs/latest/rollouts.jsonl --against http://127.0.0.1:8080"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="rollouts, one JSON record on each line")
+    parser.add_argument("--against", metavar="URL", help="ask this server again at random sampled positions")
+    parser.add_argument("--backend", default="auto", help="auto, llamacpp, vllm or sglang (default: ask the server)")
+    parser.add_argument("--positions", type=int, default=300, help="positions to ask about (default 300)")
+    parser.add_argument("--tolerance", type=float, help="largest difference allowed (default: measured noise floor)")
+    parser.add_argument("--seed", type=int, default=0, help="which positions are chosen")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the file; exit code 1 and the first violation when something is wrong."""
+    from agent_loop.verify import Report, read_records
+
+    if not args.file.is_file():
+        raise UsageError(f"{args.file}: no such file")
+    report = Report()
+    keep: list[tuple[int, RolloutRecord]] = []
+    try:
+        with args.file.open("rb") as lines:
+            for number, record in read_records(lines):
+                report.add(record, number)
+                if args.against and record.segments:
+                    keep.append((number, record))
+    except ValueError as error:
+        raise UsageError(f"{args.file}: {error}") from error
+    if not report.rollouts:
+        raise UsageError(f"{args.file}: no rollouts in it")
+    confirmation = None
+    if args.against and report.ok:
+        if not keep:
+            raise UsageError(f"{args.file}: no rollout has tokens, there is nothing to ask {args.against} about")
+        confirmation = asyncio.run(_confirm(args, keep))
+    first = _first_violation(report, confirmation)
+    print(json.dumps(_as_json(report, confirmation, first), indent=2) if args.json else _as_table(report, confirmation))
+    if first and not args.json:
+        print(f"\nFAILED: {first}")
+    return 1 if first else 0
+
+
+async def _confirm(args: argparse.Namespace, records: list[tuple[int, RolloutRecord]]) -> Confirmation:
+    from agent_loop.against import confirm
+    from agent_loop.backends import connect
+    from agent_loop.model import ModelError
+
+    try:
+        backend = await connect(args.against, args.backend)
+        try:
+            return await confirm(records, backend, positions=args.positions, tolerance=args.tolerance, seed=args.seed)
+        finally:
+            await backend.close()
+    except (ModelError, ValueError) as error:
+        raise UsageError(f"--against: {error}") from error
+
+
+def _as_json(report: Report, confirmation: Confirmation | None, first: str | None) -> dict[str, Any]:
+    counts = {k: v for k, v in vars(report).items() if isinstance(v, int)}
+    checks = {name: {"rollouts": n, "violations": report.violations_of(name)} for name, n in report.checked.items()}
+    answer: dict[str, Any] = {"ok": first is None, "first_violation": first, **counts, "checks": checks}
+    if confirmation is not None:
+        worst = confirmation.largest
+        answer["against"] = {
+            "positions": len(confirmation.differences),
+            "mean_difference": confirmation.mean,
+            "largest_difference": worst.size if worst else 0.0,
+            "tolerance_largest": confirmation.tolerance.largest,
+            "tolerance_mean": confirmation.tolerance.mean,
+            "tolerance_from": confirmation.tolerance.said,
+        }
+    return answer
+
+
+def _first_violation(report: Report, confirmation: Confirmation | None) -> str | None:
+    if report.violations:
+        return str(report.violations[0])
+    return None if confirmation is None else confirmation.violation
+
+
+def _as_table(report: Report, confirmation: Confirmation | None) -> str:
+    r = report
+    counts = f"{r.segments} segments, {r.calls} calls, {r.tokens} tokens, {r.trained_tokens} trained"
+    lines = [f"{r.rollouts} rollouts, {r.with_tokens} with tokens: {counts}", ""]
+    lines.append(f"{'check':<24}{'rollouts':>10}{'violations':>12}")
+    lines += [f"{name:<24}{n:>10}{r.violations_of(name):>12}" for name, n in r.checked.items()]
+    if r.untrained_samples:
+        lines.append(f"\n{r.untrained_samples} sampled tokens came without a logprob and are not trained")
+    if confirmation is not None:
+        places, mean, allowed = len(confirmation.differences), confirmation.mean, confirmation.tolerance
+        worst = confirmation.largest.size if confirmation.largest else 0.0
+        lines.append(f"\nasked the model again at {places} positions: mean difference {mean:.4f}, largest {worst:.4f}")
+        lines.append(f"tolerance: largest {allowed.largest:.4f}, mean {allowed.mean:.4f} ({allowed.said})")
+    return "\n".join(lines)

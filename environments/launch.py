@@ -1,0 +1,111 @@
+"""From a config to a running environment: `serve`, `process` and `evaluate`, for `hermes-rl` and for `python -m`.
+
+hermes-rl process terminal_tasks --env.group_size 8
+python -m environments.terminal_tasks process --config my.yaml --env.group_size 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import Field, create_model
+
+from environments.config import ConfigError, find_config, load_config
+from environments.env_config import RunConfig, ServerConfig
+from environments.registry import find_environment
+
+if TYPE_CHECKING:
+    from environments.base import HermesAgentBaseEnv
+
+VERBS = ("serve", "process", "evaluate")
+
+
+def load_environment(
+    source: str | Path | None, settings: Sequence[str] = (), kind: type[HermesAgentBaseEnv] | None = None
+) -> HermesAgentBaseEnv:
+    """Build the environment a config describes; `kind` is the class when the caller knows it."""
+    kind = kind or find_environment(_named_in(source, settings), _folders(source))
+    config = load_config(_model_of(kind), source, settings)
+    return kind(config.env, config.servers())
+
+
+def _folders(source: str | Path | None) -> list[Path]:
+    """Where a user's own module may lie: the working directory, and beside the config."""
+    beside = [] if source is None else [find_config(source).resolve().parent]
+    return [Path.cwd(), *beside]
+
+
+def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
+    if source is None:
+        raise ConfigError("name a config: a file, or one that ships (see `hermes-rl serve --help`)")
+    try:
+        data = yaml.safe_load(find_config(source).read_text("utf-8"))
+    except yaml.YAMLError:
+        data = None
+    if not isinstance(data, dict) or not data.get("environment"):
+        load_config(RunConfig, source, settings)
+        raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, or module:Class")
+    return str(data["environment"])
+
+
+def _model_of(kind: type[HermesAgentBaseEnv]) -> type[RunConfig]:
+    """RunConfig with this environment's own settings, and with what its `config_init` sets as defaults."""
+    config, servers = kind.config_init()
+    fields: dict[str, Any] = {
+        name: (info.annotation, Field(default=getattr(config, name), description=info.description))
+        for name, info in type(config).model_fields.items()
+        if name in config.model_fields_set
+    }
+    env = create_model(type(config).__name__, __base__=type(config), **fields)
+    return create_model(
+        "RunConfig",
+        __base__=RunConfig,
+        env=(env, Field(default_factory=env)),
+        openai=(ServerConfig | list[ServerConfig], Field(default_factory=lambda: list(servers))),
+    )
+
+
+def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh: bool = False) -> int:
+    """Run one verb to its end; the exit code. SIGTERM ends it in good order."""
+    from environments.runs.batch import evaluate_run, process_run
+
+    if verb == "serve":
+        asyncio.run(env.env_manager())
+        return 0
+    run = process_run if verb == "process" else evaluate_run
+    return asyncio.run(run(env, out, fresh))
+
+
+def configure_logging(verbose: bool = False) -> None:
+    """Log lines on stderr: ours from INFO on, other libraries' from WARNING on."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    for package in ("environments", "agent_loop", "sandbox_pool"):
+        logging.getLogger(package).setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("atroposlib").setLevel(logging.WARNING)
+
+
+def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
+    """`python -m environments.<name> serve|process|evaluate [--config FILE] [--env.key value ...]`."""
+    from environments.cli.main import split_settings
+
+    words, settings = split_settings(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog=f"python {Path(sys.argv[0]).name}", description=kind.__doc__)
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("--config", help="YAML file, or the name of a shipped config")
+    parser.add_argument("--out", type=Path, help="where process and evaluate write (default runs/NAME)")
+    parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+    args = parser.parse_args(words)
+    configure_logging()
+    try:
+        env = load_environment(args.config, settings, kind)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return run_verb(env, args.verb, args.out, args.fresh)

@@ -1,0 +1,54 @@
+// Small tools: elements from text only, numbers for people.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element. Children are nodes or text; text never becomes markup. */
+function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(node, children);
+  return node;
+}
+
+function append(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false || child === "") continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+}
+
+function svg(tag, attributes, text) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  if (text !== undefined) node.textContent = String(text);
+  return node;
+}
+
+function replace(node, ...children) {
+  node.replaceChildren();
+  append(node, children);
+}
+
+const byId = (id) => document.getElementById(id);
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
+const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1) + " %");
+const whole = (value) => Math.round(value).toLocaleString("en-US");
+
+function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 0.0995) return Math.round(value * 1000) + " ms";
+  if (value < 99.5) return value.toFixed(1) + " s";
+  return value < 5400 ? (value / 60).toFixed(1) + " min" : (value / 3600).toFixed(1) + " h";
+}
+
+/** Numbers of unknown kind: whole ones as they are, others with three digits. */
+const plain = (value) => (typeof value === "number" && !Number.isInteger(value) ? value.toFixed(3) : String(value));
+
+function chip(text, kind = "") {
+  return h("span", { class: ("chip " + kind).trim() }, text);
+}

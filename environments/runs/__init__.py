@@ -1,0 +1,1 @@
+"""What `process` and `evaluate` do around rollouts: order, concurrency, storage, progress, export."""

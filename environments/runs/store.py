@@ -1,0 +1,179 @@
+"""A run on disk: `rollouts.jsonl`, and beside it `groups.jsonl`, which says which groups are whole.
+
+The lines of a group are written and flushed first, its line in `groups.jsonl` after them. Opening a run again therefore
+finds every finished group, and drops what a crash left of an unfinished one. One process at a time may write a run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import orjson
+
+from agent_loop.records import RolloutRecord
+
+
+class RunInUse(Exception):
+    """Another process writes this run."""
+
+
+class RunDiffers(Exception):
+    """The directory holds a run of another configuration."""
+
+
+class RunStore:
+    """One run directory, open for appending. Use as a context manager."""
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], resume: bool = True) -> None:
+        self.directory = directory
+        self.rollouts_path = directory / "rollouts.jsonl"
+        self._groups_path = directory / "groups.jsonl"
+        self._config = orjson.loads(orjson.dumps(config, default=str))
+        self._resume = resume
+        self._finished: dict[int, str] = {}
+        self._rollouts: BinaryIO | None = None
+        self._groups: BinaryIO | None = None
+        self._lock: int | None = None
+
+    @property
+    def finished(self) -> Mapping[int, str]:
+        """Index of each whole group -> the id of its item."""
+        return self._finished
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.directory / ".lock")
+        try:
+            if not self._resume:
+                self._clear()
+            self._check_config()
+            self._finished = {entry["index"]: entry["item_id"] for entry in self._complete_groups()}
+            self._drop_unfinished()
+            self._rollouts = self.rollouts_path.open("ab")
+            self._groups = self._groups_path.open("ab")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and let others write; safe to call twice."""
+        for file in (self._rollouts, self._groups):
+            if file is not None:
+                file.close()
+        self._rollouts = self._groups = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def add_group(self, index: int, item_id: str, records: Sequence[RolloutRecord], complete: bool = True) -> None:
+        """Store a group; on return it survives a crash. An incomplete one is kept for the summary, and tried again by
+        the next start. Blocking: call it in a thread."""
+        if self._rollouts is None or self._groups is None:
+            raise RuntimeError("RunStore is used inside `with`")
+        _append(self._rollouts, b"".join(record.to_json() + b"\n" for record in records))
+        ids = sorted({record.group_id for record in records})
+        entry = {"index": index, "item_id": item_id, "ids": ids, "complete": complete}
+        _append(self._groups, orjson.dumps(entry) + b"\n")
+        if complete:
+            self._finished[index] = item_id
+
+    def records(self) -> Iterator[RolloutRecord]:
+        """Every stored rollout, in the order of writing."""
+        if self.rollouts_path.exists():
+            with self.rollouts_path.open("rb") as lines:
+                for line in lines:
+                    yield RolloutRecord.from_json(line)
+
+    def _complete_groups(self) -> list[dict[str, Any]]:
+        return [entry for entry in _whole_lines(self._groups_path) if entry["complete"]]
+
+    def _clear(self) -> None:
+        for path in (self.rollouts_path, self._groups_path, self.directory / "config.json"):
+            path.unlink(missing_ok=True)
+
+    def _check_config(self) -> None:
+        path = self.directory / "config.json"
+        if path.exists() and self._complete_groups():
+            stored = orjson.loads(path.read_bytes())
+            if changed := _first_difference(stored, self._config):
+                raise RunDiffers(
+                    f"{self.directory} holds a run with another {changed}: choose another --out, or --fresh"
+                )
+        path.write_bytes(orjson.dumps(self._config, option=orjson.OPT_INDENT_2))
+
+    def _drop_unfinished(self) -> None:
+        """Keep the lines of whole groups only; a torn last line goes too."""
+        complete = self._complete_groups()
+        whole = {group_id for entry in complete for group_id in entry["ids"]}
+        _rewrite(self._groups_path, [orjson.dumps(entry) for entry in complete])
+        kept = [line for line in _raw_lines(self.rollouts_path) if _group_id(line) in whole]
+        _rewrite(self.rollouts_path, kept)
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Append in one write, so that lines of several writers do not mix; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise RunInUse(f"{path.parent} is being written by another process") from error
+    return descriptor
+
+
+def _append(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _raw_lines(path: Path) -> list[bytes]:
+    """Lines that end in a newline; what a crash tore off is left out."""
+    if not path.exists():
+        return []
+    *whole, _torn = path.read_bytes().split(b"\n")
+    return [line for line in whole if line]
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in _raw_lines(path)]
+
+
+def _group_id(line: bytes) -> Any:
+    try:
+        return orjson.loads(line).get("group_id")
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _rewrite(path: Path, lines: list[bytes]) -> None:
+    content = b"".join(line + b"\n" for line in lines)
+    if path.exists() and path.read_bytes() == content:
+        return
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _first_difference(stored: Any, current: Any, path: str = "") -> str | None:
+    if isinstance(stored, dict) and isinstance(current, dict):
+        for key in sorted(stored.keys() | current.keys()):
+            inner = f"{path}.{key}" if path else str(key)
+            if found := _first_difference(stored.get(key), current.get(key), inner):
+                return found
+        return None
+    return None if stored == current else f"{path} ({stored!r}, now {current!r})"

@@ -1,0 +1,33 @@
+"""What environments use of a pool. `SlotPool` provides it; tests may bring a smaller one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from sandbox_pool.sandbox import Sandbox
+from sandbox_pool.spec import SandboxSpec
+
+__all__ = ["Pool", "Sandbox"]
+
+
+class Pool(Protocol):
+    """Where sandboxes are leased."""
+
+    def lease(
+        self,
+        task_id: str,
+        spec: SandboxSpec | None = None,
+        timeout_s: float | None = None,
+        *,
+        ttl_s: float | None = None,
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh slot for this task."""
+
+    def lease_from(
+        self, snapshot: str, task_id: str, timeout_s: float | None = None, *, ttl_s: float | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A slot that starts with the files of a snapshot."""
+
+    async def drop_snapshot(self, snapshot: str) -> None:
+        """Free a snapshot."""

@@ -1,0 +1,5 @@
+"""`python -m environments.terminal_tasks serve|process|evaluate`."""
+
+from environments.terminal_tasks.env import TerminalTasksEnv
+
+TerminalTasksEnv.cli()

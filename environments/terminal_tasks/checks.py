@@ -1,0 +1,224 @@
+"""Promises about a finished workspace. Each check reads the files themselves and says in one sentence what is wrong.
+
+Only `ScriptPrints` runs anything, and it compares the answer to arguments the agent never saw: replacing a program of
+the workspace cannot make a check hold.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+
+from environments.verification import VerifierContext, read_or_none, stat_or_none
+
+SHOWN_CHARS = 80
+
+
+class Check(Protocol):
+    """One promise that must hold for the task to count as solved."""
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the promise holds, else one sentence."""
+
+
+def show(data: bytes | str) -> str:
+    """A short, quoted rendering for a failure sentence."""
+    text = data.decode(errors="replace") if isinstance(data, bytes) else data
+    return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "...")
+
+
+@dataclass(frozen=True)
+class FileIs:
+    """The file holds this text; blanks at line ends and at the end of the file do not matter unless `exact`."""
+
+    path: str
+    text: str
+    exact: bool = False
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the file holds the text."""
+        found = await stat_or_none(ctx, self.path)
+        data = await read_or_none(ctx, self.path)
+        if found is None or found.kind != "file" or data is None:
+            return f"{self.path} is not a file"
+        same = data == self.text.encode() if self.exact else _loose(data.decode(errors="replace")) == _loose(self.text)
+        return None if same else f"{self.path} holds {show(data)} instead of {show(self.text)}"
+
+
+def _loose(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+@dataclass(frozen=True)
+class LinesAre:
+    """The file holds exactly these lines, in any order; a leading `./` of a path does not matter."""
+
+    path: str
+    lines: tuple[str, ...]
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the lines are these, whatever their order."""
+        data = await read_or_none(ctx, self.path)
+        if data is None:
+            return f"{self.path} is not a file"
+        found = sorted(
+            line.strip().removeprefix("./") for line in data.decode(errors="replace").splitlines() if line.strip()
+        )
+        return None if found == sorted(self.lines) else f"{self.path} lists {show(', '.join(found))}"
+
+
+@dataclass(frozen=True)
+class NumberIs:
+    """The file holds this number alone, or as `wc` prints it, followed by one file name."""
+
+    path: str
+    value: int
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the number is right."""
+        data = await read_or_none(ctx, self.path)
+        if data is None:
+            return f"{self.path} is not a file"
+        if re.fullmatch(rf"\s*{self.value}(\s+\S+)?\s*", data.decode(errors="replace")):
+            return None
+        return f"{self.path} holds {show(data)} instead of {self.value}"
+
+
+@dataclass(frozen=True)
+class JsonIs:
+    """The file parses as JSON equal to this text's value."""
+
+    path: str
+    text: str
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the values are equal."""
+        data = await read_or_none(ctx, self.path)
+        try:
+            found = orjson.loads(data or b"")
+        except orjson.JSONDecodeError as error:
+            return f"{self.path} is not JSON: {error}"
+        return None if found == orjson.loads(self.text) else f"{self.path} holds {show(data or b'')}"
+
+
+@dataclass(frozen=True)
+class JsonLinesAre:
+    """Each line of the file parses as JSON, equal to these values in this order."""
+
+    path: str
+    lines: tuple[str, ...]
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when all values are equal."""
+        data = await read_or_none(ctx, self.path)
+        try:
+            found = [orjson.loads(line) for line in (data or b"").splitlines() if line.strip()]
+        except orjson.JSONDecodeError as error:
+            return f"{self.path} has a line that is not JSON: {error}"
+        return (
+            None if found == [orjson.loads(line) for line in self.lines] else f"{self.path} holds {show(data or b'')}"
+        )
+
+
+@dataclass(frozen=True)
+class KindIs:
+    """The path is a file, a dir or a symlink."""
+
+    path: str
+    kind: str
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the path is of that kind."""
+        found = await stat_or_none(ctx, self.path)
+        return None if found is not None and found.kind == self.kind else f"{self.path} is not a {self.kind}"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Nothing is at the path."""
+
+    path: str
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when nothing is there."""
+        return None if await stat_or_none(ctx, self.path) is None else f"{self.path} is still there"
+
+
+@dataclass(frozen=True)
+class ModeIs:
+    """The permission bits are exactly these, or, with `mask`, these among the masked ones."""
+
+    path: str
+    mode: int
+    mask: int = 0o777
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the bits are right."""
+        found = await stat_or_none(ctx, self.path)
+        if found is None:
+            return f"{self.path} is missing"
+        bits = found.mode & self.mask
+        return None if bits == self.mode else f"{self.path} has mode {bits:o} instead of {self.mode:o}"
+
+
+@dataclass(frozen=True)
+class EntriesAre:
+    """The directory holds exactly these names (not recursive)."""
+
+    path: str
+    names: tuple[str, ...]
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the names are these."""
+        try:
+            found = sorted(await ctx.list_dir(self.path))
+        except OSError:
+            return f"{self.path} is not a directory"
+        return None if found == sorted(self.names) else f"{self.path} holds {show(', '.join(found))}"
+
+
+@dataclass(frozen=True)
+class LinkFollows:
+    """The path is a symlink, and what is written to the target is read through it."""
+
+    link: str
+    target: str
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the link leads to the target."""
+        found = await stat_or_none(ctx, self.link)
+        if found is None or found.kind != "symlink":
+            return f"{self.link} is not a symlink"
+        if await stat_or_none(ctx, self.target) is None:
+            return f"{self.target} is missing"
+        mark = secrets.token_bytes(16)
+        await ctx.write_file(self.target, mark)
+        return None if await read_or_none(ctx, self.link) == mark else f"{self.link} does not lead to {self.target}"
+
+
+@dataclass(frozen=True)
+class ScriptPrints:
+    """Run on arguments the agent never saw, the script prints this."""
+
+    script: str
+    arguments: tuple[str, ...]
+    printed: str
+    exit_code: int = 0
+    direct: bool = False
+    """Start the file itself (it must be executable) instead of giving it to bash."""
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the script answers as it should."""
+        start = f"./{self.script}" if self.direct else f"bash {shlex.quote(self.script)}"
+        command = " ".join([start, *map(shlex.quote, self.arguments)])
+        result = await ctx.exec(command, timeout_s=10.0)
+        if result.exit_code != self.exit_code:
+            return f"`{command}` exits {result.exit_code} instead of {self.exit_code}"
+        if _loose(result.output) != _loose(self.printed):
+            return f"`{command}` prints {show(result.output)} instead of {show(self.printed)}"
+        return None

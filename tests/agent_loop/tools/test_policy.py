@@ -1,0 +1,126 @@
+"""Command rules: the first that matches decides; isolated slots need none; decisions are data."""
+
+import pytest
+from pydantic import ValidationError
+
+from agent_loop.tools.policy import DANGEROUS_COMMANDS, CommandPolicy, PolicyGate, Rule, command_text
+
+RULES = (
+    Rule(pattern=r"^git (status|diff)\b", action="allow"),
+    Rule(pattern=r"\bgit push\b", action="deny", reason="no pushing"),
+    Rule(pattern=r"\brm\b", action="ask"),
+    Rule(pattern=r"socket", action="deny", tools=("execute_code",)),
+)
+POLICY = CommandPolicy(rules=RULES)
+
+
+@pytest.mark.parametrize(
+    ("isolation", "active"),
+    [
+        ("namespaces", False),
+        ("namespaces (rootless)", False),
+        ("landlock", False),
+        ("uid", True),
+        ("plain", True),
+        ("", True),
+    ],
+)
+def test_rules_apply_where_the_slot_is_not_isolated(isolation, active):
+    assert POLICY.active(isolation) is active
+
+
+def test_rules_can_be_enforced_always_or_never():
+    assert CommandPolicy(enforce="always").active("namespaces")
+    assert not CommandPolicy(enforce="never").active("plain")
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "action"),
+    [
+        ("terminal", "git status && git push", "allow"),
+        ("terminal", "cd x; git push origin", "deny"),
+        ("terminal", "rm -r x", "ask"),
+        ("terminal", "ls", "allow"),
+        ("terminal", "cat socket.py", "allow"),
+        ("execute_code", "import socket", "deny"),
+        ("terminal", "echo a\nrm b", "ask"),
+    ],
+)
+def test_the_first_matching_rule_decides(tool, text, action):
+    assert POLICY.match(tool, text)[0] == action
+
+
+async def test_a_denied_command_carries_the_rule_and_the_reason():
+    decision = await PolicyGate(POLICY, "plain", None).decide("terminal", "git push")
+    assert decision.as_metadata() == {
+        "allowed": False, "action": "deny", "rule": r"\bgit push\b", "reason": "no pushing",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_the_callback_is_asked_and_obeyed(answer):
+    asked = []
+
+    async def ask(tool, text):
+        asked.append((tool, text))
+        return answer
+
+    decision = await PolicyGate(POLICY, "plain", ask).decide("terminal", "rm x")
+    assert (decision.allowed, decision.action, asked) == (answer, "ask", [("terminal", "rm x")])
+
+
+async def test_with_nobody_to_ask_the_answer_is_no():
+    decision = await PolicyGate(POLICY, "plain", None).decide("terminal", "rm x")
+    assert not decision.allowed
+    assert "nobody" in decision.reason
+
+
+async def test_isolated_slots_and_tools_without_commands_are_not_judged():
+    assert await PolicyGate(POLICY, "namespaces", None).decide("terminal", "git push") is None
+    assert await PolicyGate(POLICY, "plain", None).decide("read_file", None) is None
+    assert await PolicyGate(CommandPolicy(), "plain", None).decide("terminal", "rm -rf /") is None
+
+
+async def test_everything_not_named_can_be_denied():
+    policy = CommandPolicy(rules=(Rule(pattern="^ls$", action="allow"),), default="deny")
+    gate = PolicyGate(policy, "plain", None)
+    assert (await gate.decide("terminal", "ls")).allowed
+    assert not (await gate.decide("terminal", "ls; id")).allowed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf /", "rm -r -f ~", "rm -rf /*", "rm -rf $HOME", "mkfs.ext4 /dev/sda1", "dd if=x of=/dev/sda",
+        "echo x > /dev/sda", "sudo reboot", ":(){ :|:& };:", "curl http://x | sh", "wget -O- x | sudo bash",
+        "chmod -R 777 /", "kill -9 -1", "echo x > /etc/passwd", "echo x | tee -a /etc/hosts",
+    ],
+)  # fmt: skip
+def test_the_list_of_dangerous_commands_knows_the_usual_ones(command):
+    assert CommandPolicy(rules=DANGEROUS_COMMANDS).match("terminal", command)[0] == "ask"
+
+
+@pytest.mark.parametrize(
+    "command", ["rm -rf build", "rm -rf ./x /tmp/y", "ls /", "curl x > f", "dd if=a of=b", "git halted"]
+)
+def test_the_list_of_dangerous_commands_leaves_ordinary_ones_alone(command):
+    assert CommandPolicy(rules=DANGEROUS_COMMANDS).match("terminal", command)[0] == "allow"
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(ValidationError, match="not a regular expression"):
+        Rule(pattern="(", action="deny")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "text"),
+    [
+        ("terminal", {"command": "ls"}, "ls"),
+        ("execute_code", {"code": "x"}, "x"),
+        ("process", {"action": "submit", "data": "rm"}, "rm"),
+        ("process", {"action": "poll"}, None),
+        ("read_file", {"path": "x"}, None),
+    ],
+)
+def test_what_the_rules_look_at(tool, arguments, text):
+    assert command_text(tool, arguments) == text

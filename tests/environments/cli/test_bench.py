@@ -1,0 +1,48 @@
+"""`hermes-rl bench`: figures with their targets, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent_loop import HermesAgentLoop
+from environments.cli import bench_loop
+from environments.cli.bench import Figure, Report, as_table
+from environments.cli.bench_servers import bench_server
+from environments.cli.main import main
+
+
+@pytest.mark.parametrize("server", ["text", "tokens"])
+def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
+    monkeypatch.setattr(bench_loop, "GROWTH_TURNS", 60)
+    sizes = ["--rollouts", "4", "--turns", "2", "--latency", "0.01"]
+    assert main(["bench", "loop", *sizes, "--server", server, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"] == {"server": server, "rollouts": 4, "turns": 2, "latency_s": 0.01}
+    names = set(report["figures"])
+    assert names >= {"wall_over_ideal", "cpu_per_turn", "stall_p99", "memory_per_rollout", "growth_60_over_10"}
+    assert all(figure["value"] >= 0 for figure in report["figures"].values())
+
+
+async def test_the_stand_in_runs_as_a_process_of_its_own_and_answers_with_tokens():
+    async with bench_server("http", 0.0) as server:
+        loop = HermesAgentLoop(server, max_turns=1)
+        result = await loop.run([{"role": "user", "content": "hello"}])
+    assert result.has_tokens, result.error
+
+
+def test_a_missed_target_is_shown(capsys):
+    table = as_table(Report("x", {"size": 3, "kind": "k"}, (Figure("slow", 9.0, "ms", 1.0), Figure("free", 2.0, "KB"))))
+    assert "target <= 1: MISSED" in table
+    assert "size 3, kind k" in table
+
+
+def test_a_bad_size_is_one_sentence_and_exit_2(capsys):
+    assert main(["bench", "loop", "--rollouts", "0"]) == 2
+    assert "--rollouts" in capsys.readouterr().err
+
+
+def test_an_unknown_bench_names_the_known_ones(capsys):
+    assert main(["bench", "nope"]) == 2
+    assert "loop" in capsys.readouterr().err

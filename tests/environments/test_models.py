@@ -1,0 +1,68 @@
+"""Servers as the config names them: with tokens where the server gives them, without where it does not."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from agent_loop.model import ModelTurn, Sampling
+from agent_loop.standin import StandIn
+from environments.env_config import ServerConfig
+from environments.models import ModelOpener, load_tokenizer
+from support.env_tasks import right
+
+TASK = [{"role": "user", "content": "Write 5 into answer.txt"}]
+TOOLS = [{"type": "function", "function": {"name": "terminal", "parameters": {"type": "object", "properties": {}}}}]
+
+
+async def ask(*servers: ServerConfig, environ: dict[str, str] | None = None) -> tuple[ModelTurn, int]:
+    async with AsyncExitStack() as stack:
+        model = await ModelOpener(stack, "hermes", "standin", environ=environ).open(servers)
+        conversation = model.open(TASK, TOOLS)
+        turn = await conversation.sample(Sampling(max_tokens=200))
+        return turn, len(conversation.segments())
+
+
+@pytest.mark.parametrize("kind", ["auto", "vllm", "vllm-scale-out", "vllm-generate", "sglang", "llamacpp", "openai"])
+async def test_every_kind_of_server_plays(kind: str) -> None:
+    async with StandIn(right) as standin:
+        base = f"{standin.url}/v1" if kind == "openai" else standin.url
+        turn, segments = await ask(ServerConfig(base_url=base, server_type=kind, model_name="standin"))  # type: ignore[arg-type]
+    assert [call.name for call in turn.calls] == ["terminal"]
+    assert segments == (0 if kind == "openai" else 1)
+
+
+async def test_the_standin_starts_by_itself() -> None:
+    turn, segments = await ask(ServerConfig(server_type="standin", options={"policy": "looping"}))
+    assert turn.calls[0].arguments == {"command": "ls"}
+    assert segments == 1
+
+
+async def test_rollouts_stay_on_one_of_several_servers() -> None:
+    async with StandIn(right) as one, StandIn(right) as two, AsyncExitStack() as stack:
+        servers = [ServerConfig(base_url=s.url, server_type="vllm", model_name="m") for s in (one, two)]
+        model = await ModelOpener(stack, "hermes", "standin").open(servers)
+        for _ in range(4):
+            conversation = model.open(TASK, TOOLS)
+            for _ in range(2):
+                await conversation.sample(Sampling(max_tokens=100))
+                conversation.append([{"role": "user", "content": "again"}])
+        assert (len(one.log), len(two.log)) == (4, 4)
+        assert model.count_tokens(TASK, ())
+
+
+async def test_keys_come_from_the_named_variable_and_a_missing_one_is_an_error() -> None:
+    server = ServerConfig(base_url="http://127.0.0.1:9", server_type="vllm", api_key_env="MY_KEY")
+    with pytest.raises(ValueError, match="MY_KEY, which is not set"):
+        await ask(server, environ={})
+
+
+def test_a_key_never_shows_in_a_config() -> None:
+    server = ServerConfig(api_key="sk-hush")  # type: ignore[arg-type]
+    assert "sk-hush" not in repr(server)
+    assert "sk-hush" not in server.model_dump_json()
+
+
+def test_the_standins_tokenizer_has_a_name() -> None:
+    assert load_tokenizer("standin").eos_token == "<|im_end|>"

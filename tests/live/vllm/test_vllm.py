@@ -1,0 +1,128 @@
+"""The same rollouts on a real vLLM: exact to its own prompt logprobs. Prepared by tests/live/vllm/prepare.sh."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agent_loop.against import confirm
+from agent_loop.backends import VllmBackend, VllmScaleOutBackend, connect
+from agent_loop.backends.http import JsonClient
+from agent_loop.cpu_model.server import free_port
+from agent_loop.model import ContextTooLong, ModelError, Sampling
+from agent_loop.recorder import Recorder
+from agent_loop.standin.tokenizer import chatml_template
+from agent_loop.tokens.probe import probe_template
+from agent_loop.verify import Report
+from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
+from support.tokens_rollouts import Rollout
+from tool_parsers import get_parser
+
+HOME = Path(__file__).resolve().parents[3] / ".tools" / "vllm"
+START_TIMEOUT_S = 900
+TOLERANCE = 0.001
+"""Float32: reading and writing are computed alike."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(not (HOME / "ready").is_file(), reason="no real vLLM here: run `make vllm`"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A real vLLM server, ended with the module."""
+    port = free_port()
+    command = [str(HOME / "venv/bin/vllm"), "serve", str(HOME / "smollm2"), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--served-model-name", "smollm2"]
+    command += ["--enable-scale-out"]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with (HOME / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_up(url, process)
+            yield url
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _wait_until_up(url: str, process: subprocess.Popen) -> None:
+    async def up() -> bool:
+        client = JsonClient(url, timeout_s=5)
+        try:
+            await client.get("/v1/models")
+        except ModelError:
+            return False
+        finally:
+            await client.close()
+        return True
+
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not asyncio.run(up()):
+        assert process.poll() is None, (HOME / "server.log").read_text("utf-8", "replace")[-2000:]
+        assert time.monotonic() < deadline, "vLLM did not come up"
+        time.sleep(1)
+
+
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    built = AutoTokenizer.from_pretrained(HOME / "smollm2")
+    built.chat_template = chatml_template()
+    return built
+
+
+async def play(backend, count: int) -> list:
+    recorder = Recorder(backend, probe_template(tokenizer()), get_parser("hermes"))
+    records = []
+    for number in range(count):
+        rollout = Rollout(recorder, Random(number), context_tokens=110, max_tokens=16, tools=())
+        rollout.output = lambda: "ok"
+        await rollout.play(4)
+        records.append((number + 1, rollout.record(f"vllm{number}")))
+    await recorder.close()
+    return records
+
+
+@pytest.mark.parametrize("kind", [VllmBackend, VllmScaleOutBackend])
+async def test_rollouts_are_exact_to_the_servers_own_prompt_logprobs(server, kind):
+    records = await play(kind(server), 8)
+    report = Report()
+    for line, record in records:
+        report.add(record, line)
+    assert report.ok, report.violations[:1]
+    assert report.segments > len(records)
+    backend = await connect(server)
+    assert isinstance(backend, VllmBackend)
+    confirmation = await confirm(records, backend, tolerance=TOLERANCE)
+    line, record = next((k, r) for k, r in records if follows_itself(r))
+    for fault in CONSISTENT_FAULTS:
+        broken = await confirm([(line, corrupted(record, fault))], backend, tolerance=TOLERANCE)
+        assert broken.violation is not None, fault.__name__
+    await backend.close()
+    print(f"\n{kind.__name__}: {len(confirmation.differences)} positions, largest {confirmation.largest.size:.6f}")
+    assert confirmation.violation is None
+
+
+async def test_a_prompt_beyond_the_context_is_told_as_such(server):
+    backend = VllmBackend(server)
+    with pytest.raises(ContextTooLong):
+        await backend.generate([5] * 3000, Sampling(max_tokens=4))
+    await backend.close()

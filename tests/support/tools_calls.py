@@ -1,0 +1,41 @@
+"""Calls tools the way the loop does and reads their JSON."""
+
+import asyncio
+import json
+import shlex
+
+
+class Tools:
+    """A runtime whose results come back parsed; the last outcome stays at hand."""
+
+    def __init__(self, runtime, sandbox):
+        self.runtime = runtime
+        self.sandbox = sandbox
+        self.outcome = None
+
+    async def __call__(self, name, **arguments):
+        self.outcome = await self.runtime.call(name, arguments, call_id="call_1")
+        result = json.loads(self.outcome.text)
+        assert isinstance(result, dict)
+        return result
+
+    async def sh(self, command):
+        """Output of a command that must succeed, run beside the tools."""
+        result = await self.sandbox.exec(command, timeout_s=30)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    async def gone(self, pattern):
+        """Whether no command line of the sandbox matches any more; a kill may take a moment."""
+        for _ in range(100):
+            found = await self.sh(f"ps -eo args= 2>/dev/null | grep -E {shlex.quote(pattern)} | grep -v grep || true")
+            if not found:
+                return True
+            await asyncio.sleep(0.05)
+        raise AssertionError(found)
+
+    async def script(self, code):
+        """Run a script that must succeed; its output."""
+        result = await self("execute_code", code=code)
+        assert result["status"] == "success", result
+        return result["output"]

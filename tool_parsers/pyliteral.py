@@ -1,0 +1,236 @@
+"""Reads Python-like literals and calls from text: strings, numbers, names of constants, lists, dicts, keyword calls.
+
+A tokenizer of its own rather than `ast`: it knows where it stopped, takes JSON's constants, raw newlines in strings and
+keywords that are reserved words, and never recurses deeper than a fixed bound.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+_BLANK = re.compile(r"\s*+")
+_NAME = re.compile(r"[A-Za-z_][\w.\-]{0,255}+")
+_NUMBER = re.compile(
+    r"[+-]?(?:0[xX][0-9a-fA-F]{1,64}|\d[\d_]{0,400}(?:\.\d*)?(?:[eE][+-]?\d{1,4})?|\.\d{1,400}(?:[eE][+-]?\d{1,4})?)"
+)
+_STRING = re.compile(
+    r'"""(?:[^\\"]|\\.|"(?!""))*+"""|\'\'\'(?:[^\\\']|\\.|\'(?!\'\'))*+\'\'\'|"(?:[^"\\]|\\.)*+"|\'(?:[^\'\\]|\\.)*+\'',
+    re.DOTALL,
+)
+_PREFIX = re.compile(r"[rRbBuUfF]{1,2}(?=[\"'])")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.DOTALL)
+_SIMPLE = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "a": "\a",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+}
+_CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_AFTER_VALUE = re.compile(r"\s*+(?:[,)\]}:]|\Z)")
+_MAX_DEPTH = 60
+_MAX_INNER_QUOTES = 16
+"""A bound on guessing: keeps a run of unclosed strings linear."""
+
+_SIMPLE_KEYWORD = re.compile(
+    r"""([A-Za-z_]\w{0,255}+)=(?:(-?(?:0|[1-9]\d{0,17}+))|"([^"\\\n]*+)"|'([^'\\\n]*+)'|(True|False|None|true|false|null))"""
+    r"(?:,\s*+|(?=\)))"
+)
+"""The plain keyword, taken in one step; everything else goes the long way with the same outcome."""
+
+
+def _simple_value(match: re.Match[str]) -> Any:
+    number, double, single, constant = match.group(2, 3, 4, 5)
+    if number is not None:
+        return int(number)
+    if constant is not None:
+        return _CONSTANTS[constant]
+    return double if double is not None else single
+
+
+class PythonFault(ValueError):
+    """The text is not a literal; `at` is where, `cut` whether it simply ended."""
+
+    def __init__(self, message: str, at: int, cut: bool = False) -> None:
+        super().__init__(message)
+        self.at = at
+        self.cut = cut
+
+
+@dataclass
+class PythonReader:
+    """A cursor over one stretch of text."""
+
+    raw: str
+    place: int
+    end: int
+    repairs: list[str] = field(default_factory=list)
+
+    def peek(self) -> str:
+        """The next non-blank character ('' at the end)."""
+        match = _BLANK.match(self.raw, self.place, self.end)
+        self.place = match.end() if match else self.place
+        return self.raw[self.place] if self.place < self.end else ""
+
+    def take(self, mark: str) -> None:
+        """Take one expected character."""
+        if self.peek() != mark:
+            raise self._fault(f"expected {mark!r}")
+        self.place += 1
+
+    def name(self) -> str:
+        """Take a (dotted) name."""
+        self.peek()
+        match = _NAME.match(self.raw, self.place, self.end)
+        if match is None:
+            raise self._fault("expected a name")
+        self.place = match.end()
+        return match.group()
+
+    def keywords(self) -> dict[str, Any]:
+        """Take `(key=value, ...)`."""
+        self.take("(")
+        arguments: dict[str, Any] = {}
+        while self.peek() != ")":
+            simple = _SIMPLE_KEYWORD.match(self.raw, self.place, self.end)
+            if simple is not None:
+                self.place = simple.end()
+                arguments[simple.group(1)] = _simple_value(simple)
+                continue
+            key = self.name()
+            if self.peek() == ":":
+                self.place += 1
+                self.repairs.append("colon_for_equals")
+            else:
+                self.take("=")
+            arguments[key] = self.value()
+            if self.peek() == ",":
+                self.place += 1
+            elif self.peek() != ")":
+                raise self._fault("expected ',' or ')'")
+        self.place += 1
+        return arguments
+
+    def value(self, depth: int = 0) -> Any:
+        """Take one literal."""
+        if depth > _MAX_DEPTH:
+            raise PythonFault("nested too deeply", self.place)
+        first = self.peek()
+        if first in ("[", "("):
+            return self._list("]" if first == "[" else ")", depth)
+        if first == "{":
+            return self._dict(depth)
+        if first in ("'", '"') or (first and _PREFIX.match(self.raw, self.place, self.end)):
+            return self._string()
+        return self._scalar()
+
+    def _list(self, closer: str, depth: int) -> list[Any]:
+        self.place += 1
+        items: list[Any] = []
+        while self.peek() != closer:
+            items.append(self.value(depth + 1))
+            if self.peek() == ",":
+                self.place += 1
+            elif self.peek() != closer:
+                raise self._fault(f"expected ',' or {closer!r}")
+        self.place += 1
+        return items
+
+    def _dict(self, depth: int) -> dict[str, Any]:
+        self.place += 1
+        items: dict[str, Any] = {}
+        while self.peek() != "}":
+            key = self.value(depth + 1)
+            self.take(":")
+            items[key if isinstance(key, str) else str(key)] = self.value(depth + 1)
+            if self.peek() == ",":
+                self.place += 1
+            elif self.peek() != "}":
+                raise self._fault("expected ',' or '}'")
+        self.place += 1
+        return items
+
+    def _scalar(self) -> Any:
+        number = _NUMBER.match(self.raw, self.place, self.end)
+        if number is not None and not self.raw[number.end() : number.end() + 1].isalnum():
+            self.place = number.end()
+            return self._number(number.group())
+        match = _NAME.match(self.raw, self.place, self.end)
+        if match is None or match.group() not in _CONSTANTS:
+            raise self._fault("expected a value")
+        self.place = match.end()
+        return _CONSTANTS[match.group()]
+
+    def _number(self, text: str) -> int | float:
+        digits = text.replace("_", "")
+        if "x" in digits.lower():
+            return int(digits, 16)
+        if any(mark in digits for mark in ".eE"):
+            number = float(digits)
+            if number in (float("inf"), float("-inf")):
+                raise PythonFault("a number is too large", self.place)
+            return number
+        if len(digits.lstrip("+-")) > 1 and digits.lstrip("+-").startswith("0"):
+            self.repairs.append("leading_zero")
+        return int(digits)
+
+    def _string(self) -> str:
+        prefix = _PREFIX.match(self.raw, self.place, self.end)
+        if prefix is not None:
+            self.place = prefix.end()
+        quote = self.raw[self.place]
+        match = _STRING.match(self.raw, self.place, self.end)
+        if match is None:
+            raise PythonFault("a string has no end", self.place, cut=True)
+        triple = match.group().startswith(quote * 3) and len(match.group()) >= 6
+        size = 3 if triple else 1
+        begin, end = self.place + size, match.end() - size
+        inner = 0
+        while not triple and not _AFTER_VALUE.match(self.raw, end + 1, self.end):
+            inner += 1
+            following = self.raw.find(quote, end + 1, self.end)
+            if following < 0 or inner > _MAX_INNER_QUOTES:
+                raise PythonFault("a string has no end", self.place, cut=True)
+            end = following
+            self.repairs.append("inner_quotes")
+        self.place = end + size
+        body = self.raw[begin:end]
+        if not triple and "\n" in body:
+            self.repairs.append("raw_newline")
+        if prefix is not None and "r" in prefix.group().lower():
+            return body
+        return _ESCAPE.sub(_unescaped, body) if "\\" in body else body
+
+    def _fault(self, message: str) -> PythonFault:
+        return PythonFault(message, self.place, self.peek() == "")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    letter = match.group(1)
+    if letter in _SIMPLE:
+        return _SIMPLE[letter]
+    if letter[0] in "xuU" and len(letter) > 1:
+        code = int(letter[1:], 16)
+        return chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else "�"
+    if letter[0] in "01234567":
+        return chr(int(letter, 8))
+    # Python keeps an unknown escape as it stands.
+    return match.group()
+
+
+def python_value(raw: str) -> Any:
+    """The whole text as one Python literal, or None."""
+    reader = PythonReader(raw, 0, len(raw))
+    try:
+        value = reader.value()
+    except PythonFault:
+        return None
+    return value if reader.peek() == "" and not reader.repairs else None

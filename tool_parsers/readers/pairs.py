@@ -1,0 +1,180 @@
+"""Reads calls written as a name followed by key/value tags (GLM, Ling, Hunyuan, K2-Horizon and their kin)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tool_parsers.readers.json_calls import JsonCalls
+from tool_parsers.schema import json_or_text, typed
+from tool_parsers.spec import MAX_NAME, Reading, Scan
+
+_LITERAL_NEWLINES = re.compile(r"(?:\s|\\n)*+")
+_NAME = re.compile(r"[^\s<>{}\[\]\"`]{1,256}")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`OPENER name [SEPARATOR] (KEY key KEY_END VALUE value VALUE_END)* CLOSER`."""
+
+    opener: str = "<tool_call>"
+    closer: str = "</tool_call>"
+    key: tuple[str, str] = ("<arg_key>", "</arg_key>")
+    value: tuple[str, str] = ("<arg_value>", "</arg_value>")
+    kind: tuple[str, str] = ("", "")
+    """Optional tags between key and value that name the value's type."""
+    separator: str = ""
+    section_end: str = ""
+    json_body: bool = False
+    """Whether JSON call objects may stand between opener and closer."""
+    untyped_json: bool = False
+    complete_only: bool = False
+    """Whether a call without its closer is refused."""
+
+    @cached_property
+    def followers(self) -> re.Pattern[str]:
+        """What makes a value's closing tag structure."""
+        return re.compile("|".join(map(re.escape, (self.key[0], self.closer, self.opener))) + r"|\\n")
+
+    @cached_property
+    def end_followers(self) -> re.Pattern[str]:
+        """What makes a call's closing tag structure when its last value was never closed."""
+        return re.compile("|".join(re.escape(marker) for marker in (self.opener, self.section_end) if marker))
+
+    @cached_property
+    def next_pair(self) -> re.Pattern[str]:
+        """A key that can only be the next pair: one that has its value behind it."""
+        key, key_end = map(re.escape, self.key)
+        return re.compile(rf"{key}[^<>\n]{{1,256}}{key_end}(?:\s|\\n){{0,20}}(?:{re.escape(self.value[0])})")
+
+    @cached_property
+    def simple_pair(self) -> re.Pattern[str]:
+        """A pair without any tag in its value, taken in one step; the long way gives the same outcome."""
+        key, key_end = map(re.escape, self.key)
+        value, value_end = map(re.escape, self.value)
+        after = "|".join(map(re.escape, (self.key[0], self.closer)))
+        return re.compile(rf"{key}([^<\n]{{1,256}}){key_end}\s*+{value}([^<]*+){value_end}\s*+(?={after})")
+
+    def find(self, scan: Scan, start: int) -> int:
+        """The next opener."""
+        return scan.find(self.opener, start)
+
+    def read(self, scan: Scan, start: int) -> Reading | None:
+        """Read one call."""
+        text = scan.text
+        inside = text.skip_blanks(start + len(self.opener))
+        if self.json_body and text.raw[inside : inside + 1] in ("{", "["):
+            return JsonCalls((self.opener,), (self.closer,)).read_body(scan, start, inside)
+        name, place = self._name(scan, inside)
+        if not name:
+            return self._nameless(scan, start, inside)
+        arguments: dict[str, Any] = {}
+        error, place = self._pairs(scan, name, place, arguments)
+        return self._closed(scan, start, name, place, arguments, error)
+
+    def _name(self, scan: Scan, inside: int) -> tuple[str, int]:
+        raw = scan.text.raw
+        ends = [self.key[0], self.closer, self.opener, "\n", "\\n", *([self.separator] if self.separator else [])]
+        place, marker = scan.first(ends, inside)
+        place = place if place >= 0 else scan.end
+        header = raw[inside : min(place, inside + MAX_NAME + 1)].strip()
+        if place - inside > MAX_NAME or not _NAME.fullmatch(header):
+            return "", inside
+        if self.separator and marker == self.separator:
+            place += len(marker)
+        return header, place
+
+    def _nameless(self, scan: Scan, start: int, inside: int) -> Reading:
+        stop, marker = scan.first((self.closer, self.opener), inside)
+        end = scan.end if stop < 0 else stop + len(marker) if marker == self.closer else stop
+        return Reading(end, errors=[scan.malformed("A call began but has no name.", (start, end))])
+
+    def _pairs(self, scan: Scan, name: str, place: int, arguments: dict[str, Any]) -> tuple[str | None, int]:
+        """Collect the pairs; returns an error (or None) and where they end."""
+        properties = scan.tools.properties(name)
+        while True:
+            place = self._skip(scan, place)
+            simple = self.simple_pair.match(scan.text.raw, place, scan.end)
+            if simple is not None:
+                key = simple.group(1).strip()
+                arguments[key] = self._typed(simple.group(2), "", properties, key)
+                place = simple.end()
+                continue
+            if self.separator and scan.text.at(self.separator, place):
+                place += len(self.separator)
+                continue
+            if not scan.text.at(self.key[0], place) or place >= scan.end:
+                return None, place
+            key_end = scan.find(self.key[1], place)
+            if key_end < 0 or key_end - place > MAX_NAME + len(self.key[0]):
+                return f"The call `{name}` has a key without its closing tag.", place + len(self.key[0])
+            key = scan.text.raw[place + len(self.key[0]) : key_end].strip()
+            place = self._skip(scan, key_end + len(self.key[1]))
+            kind, place = self._kind(scan, place)
+            if not scan.text.at(self.value[0], place):
+                continue
+            begin = place + len(self.value[0])
+            end, place = self._value_end(scan, begin)
+            if end < 0:
+                return f"The call `{name}` was cut off inside `{key}`.", scan.end
+            arguments[key] = self._typed(scan.text.raw[begin:end], kind, properties, key)
+
+    def _kind(self, scan: Scan, place: int) -> tuple[str, int]:
+        opener, closer = self.kind
+        if not opener or not scan.text.at(opener, place):
+            return "", place
+        end = scan.find(closer, place)
+        if end < 0 or end - place > MAX_NAME:
+            return "", place
+        kind = scan.text.raw[place + len(opener) : end].strip()
+        return kind, self._skip(scan, end + len(closer))
+
+    def _value_end(self, scan: Scan, begin: int) -> tuple[int, int]:
+        """Where the value ends and reading goes on; (-1, -1) when it was cut off."""
+        text = scan.text
+        closer = text.find_structural(self.value[1], self.followers, begin)
+        any_closer = scan.find(self.value[1], begin)
+        pair = text.search(self.next_pair, begin)
+        key = pair.start() if pair is not None else -1
+        end = text.find_structural(self.closer, self.end_followers, begin)
+        limit = min((p for p in (key, end) if 0 <= p < scan.end), default=-1)
+        if limit >= 0 and (any_closer < 0 or limit < any_closer):
+            return limit, limit
+        another = scan.find(self.opener, limit) if 0 <= limit < closer else -1
+        if 0 <= closer < scan.end and not 0 <= another < closer:
+            return closer, closer + len(self.value[1])
+        return (limit, limit) if limit >= 0 else (-1, -1)
+
+    def _typed(self, value: str, kind: str, properties: Mapping[str, Any], key: str) -> Any:
+        schema = properties.get(key)
+        if schema is None and kind:
+            schema = {"type": kind}
+        return typed(value, schema, json_or_text if self.untyped_json else None)
+
+    def _closed(
+        self, scan: Scan, start: int, name: str, place: int, arguments: dict[str, Any], error: str | None
+    ) -> Reading:
+        text = scan.text
+        complete = text.at(self.closer, place)
+        end = place + len(self.closer) if complete else place
+        if not complete and place < scan.end:
+            stop, marker = scan.first((self.closer, self.opener), place)
+            junk = text.raw[place : stop if stop >= 0 else scan.end].strip()
+            if marker == self.closer:
+                complete, end = True, stop + len(marker)
+                error = error or f"The call `{name}` has text where a key was expected: {junk[:40]!r}."
+            elif stop >= 0:
+                end = stop
+        if error is None and not complete and (not arguments or self.complete_only):
+            error = f"The call `{name}` was cut off before it was complete."
+        call = scan.call(name, arguments, (start, min(end, scan.end)), complete=complete, error=error)
+        return Reading(min(max(end, start + 1), scan.end), [call])
+
+    @staticmethod
+    def _skip(scan: Scan, place: int) -> int:
+        """Over blanks and the literal backslash-n some models write instead of newlines."""
+        match = _LITERAL_NEWLINES.match(scan.text.raw, place, scan.end)
+        return match.end() if match else place
