@@ -159,6 +159,14 @@ class ReportsLoss(Protocol):
 
 
 @runtime_checkable
+class HasJob(Protocol):
+    """Optional: hosts are started from a job description that people may want to read, change or register."""
+
+    def job(self, spec: SandboxSpec) -> dict[str, Any]:
+        """The job of hosts for this spec."""
+
+
+@runtime_checkable
 class Closes(Protocol):
     """Optional: a provider with connections of its own gets told when the pool is done."""
 

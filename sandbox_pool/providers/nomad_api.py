@@ -196,6 +196,8 @@ def _passes(status: int, text: str) -> bool:
 
 def _refusal(method: str, path: str, status: int, text: str) -> NomadError:
     said = text.strip()[:500] or "nothing"
+    if status == 500 and "not found" in said:
+        status = 404  # dispatching a job that was removed is answered so
     if status == 403:
         said += " (the ACL token is missing, expired or not allowed to do this)"
     return NomadError(f"Nomad refused {method} {path} with {status}: {said}", status)

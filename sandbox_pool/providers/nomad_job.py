@@ -50,8 +50,9 @@ def render_job(options: NomadOptions, context: ProviderContext, server_sha256: s
                 "Count": 1,
                 "RestartPolicy": {"Attempts": 0, "Mode": "fail", "Interval": 24 * 3600 * SECOND_NS, "Delay": SECOND_NS},
                 "ReschedulePolicy": {"Attempts": 0, "Unlimited": False},
-                # Without this, Nomad places a new one elsewhere when a node is lost, whatever the policies above say.
-                "Disconnect": {"Replace": False},
+                # When a node is cut off, Nomad starts another one elsewhere, whatever the policies above say, unless
+                # both are here: without LostAfter, Replace counts for nothing (seen with 1.10.5).
+                "Disconnect": {"Replace": False, "LostAfter": int(max(context.owner_ttl_s, 1.0) * SECOND_NS)},
                 "EphemeralDisk": {"SizeMB": options.disk_mb, "Migrate": False, "Sticky": False},
                 "Networks": [{"DynamicPorts": [_port(options)]}],
                 "Tasks": [_task(options, context, server_sha256, image or options.image)],

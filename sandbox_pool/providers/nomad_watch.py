@@ -52,8 +52,9 @@ class Allocation:
 
     def why(self) -> str:
         """Why it is gone."""
-        status = self.client_status if self.client_status in GONE else f"told to {self.desired_status}"
-        return f"its allocation {self.id[:8]} is {status}{f' ({self.detail})' if self.detail else ''}"
+        if self.client_status not in GONE:
+            return f"its allocation {self.id[:8]} was told to {self.desired_status}"
+        return f"its allocation {self.id[:8]} is {self.client_status}{f' ({self.detail})' if self.detail else ''}"
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Allocation:

@@ -133,7 +133,8 @@ class Agent:
         (self.folder / "agent.hcl").write_text(config)
 
     def start(self):
-        inside = ["ip", "netns", "exec", self.netns] if self.netns else []
+        # Not `ip netns exec`, which hides the cgroups behind a /sys of its own.
+        inside = ["nsenter", f"--net=/run/netns/{self.netns}"] if self.netns else []
         command = [*inside, find_nomad(), "agent", "-config", str(self.folder / "agent.hcl")]
         environment = {**{k: v for k, v in os.environ.items() if not k.startswith("NOMAD_")}, "HRL_MARK": self.mark}
         with (self.folder / "agent.log").open("ab") as log:

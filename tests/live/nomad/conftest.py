@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.nomad_agent import MISSING, Agent, find_nomad
 
 from sandbox_pool import PoolConfig
+from support.nomad_agent import MISSING, Agent, find_nomad
 
 
 def pytest_collection_modifyitems(items):

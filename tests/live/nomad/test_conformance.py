@@ -18,9 +18,9 @@ async def run_all(config):
 
 
 async def level_here(tmp_path):
-    async with SlotPool.from_config(PoolConfig(slots_per_host=1, state_dir=tmp_path / "here")) as pool:
-        async with pool.lease("t") as box:
-            return box.host_info
+    config = PoolConfig(slots_per_host=1, state_dir=tmp_path / "here")
+    async with SlotPool.from_config(config) as pool, pool.lease("t") as box:
+        return box.host_info
 
 
 @pytest.mark.timeout(300)
