@@ -18,11 +18,15 @@ class LossyProxy:
         """The next requests whose path contains this arrive, but nobody hears of it."""
         self._pattern, self._left = pattern, count
 
+    def relent(self):
+        """Let every answer through again."""
+        self._left = 0
+
     async def __aenter__(self):
         self._session = ClientSession(timeout=ClientTimeout(total=None))
         app = web.Application()
         app.router.add_route("*", "/{tail:.*}", self._pass)
-        self._runner = web.AppRunner(app)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()

@@ -77,6 +77,7 @@ plugin "docker" {{
 }}
 acl {{
   enabled = true
+  token_min_expiration_ttl = "1s"
 }}
 server {{
   enabled = {server}

@@ -187,10 +187,12 @@ async def test_a_dispatch_whose_answer_was_lost_is_adopted_not_doubled(make_conf
 async def test_a_dispatch_that_never_gets_an_answer_leaves_nothing(make_config, agent, cluster, tmp_path):
     async with LossyProxy(agent.address) as proxy:
         options = {"address": proxy.address, "api_timeout_s": 1.0}
-        proxy.lose_answers_to("/dispatch", 4)
+        proxy.lose_answers_to("/dispatch", 10**6)
         async with SlotPool.from_config(make_config(options, min_hosts=0)) as pool:
             with pytest.raises(HostStartFailed, match="does not answer"):
                 await pool.acquire("t", timeout_s=30)
+            assert len(await cluster(agent.children)) == 1
+            proxy.relent()
         assert proxy.lost >= 2
     assert await cluster(agent.children) == []
     assert Journal(tmp_path / "state").hosts() == []
