@@ -153,17 +153,17 @@ def check(args: argparse.Namespace) -> int:
         info, results = asyncio.run(_run_checks(_config(args), chosen, quiet=args.json))
     except SandboxError as error:
         raise UsageError(f"the provider {args.provider!r} could not be started: {error}") from error
-    failed = [result for result in results if result.verdict == "failed"]
+    _show_checks(info, results, as_json=args.json)
+    return 1 if any(result.verdict == "failed" for result in results) else 0
+
+
+def _show_checks(info: dict[str, Any], results: list[CheckResult], *, as_json: bool) -> None:
     counts = {verdict: sum(r.verdict == verdict for r in results) for verdict in ("passed", "failed", "not promised")}
-    if args.json:
+    if as_json:
         _print_json({**info, "counts": counts, "checks": [vars(result) for result in results]})
-    else:
-        _check_table(results)
-        print(
-            f"{info['provider']} at {info['isolation']}: "
-            + ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-        )
-    return 1 if failed else 0
+        return
+    _check_table(results)
+    print(f"{info['provider']} at {info['isolation']}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
 
 
 async def _run_checks(

@@ -28,10 +28,10 @@ from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxEr
 from sandbox_pool.owner import start_ticks
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.scratch import choose_scratch, require_space
+from sandbox_pool.server.cleanup import clean
 from sandbox_pool.spec import SandboxSpec
 
 TERM_GRACE_S = 5.0
-CLEANUP_TIMEOUT_S = 60.0
 SOCKET_PATH_LIMIT = 100
 """Linux allows 107 bytes for the path of a unix socket."""
 LOG_TAIL = 2000
@@ -77,7 +77,6 @@ class LocalProvider:
         address = f"unix:{self._socket_path(name)}"
         await asyncio.to_thread(self._prepare, name, address)
         process = await self._launch(name, address)
-        self._processes[name] = process
         ready = await self._ready(name, process)
         address = str(ready.get("address", address))
         _write_record(directory, {**self._record(name, address), "pid": process.pid, "ticks": start_ticks(process.pid)})
@@ -89,11 +88,14 @@ class LocalProvider:
         await self._end_process(name, directory)
         if not directory.exists():
             return
-        problem = await self._clean_up(directory)
+        problems = await asyncio.to_thread(clean, str(directory / "scratch"))
+        if problems:
+            # The directory stays: it is how the next gc finds the rest.
+            raise SandboxError(f"{name} left something behind: {'; '.join(problems)}")
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         self._socket_path(name).unlink(missing_ok=True)
         if directory.exists():
-            raise SandboxError(f"{directory} could not be removed{': ' + problem if problem else ''}")
+            raise SandboxError(f"{directory} could not be removed")
         with contextlib.suppress(OSError):
             self._root.rmdir()
 
@@ -140,20 +142,33 @@ class LocalProvider:
             for path in (directory, scratch, directory / "server.py"):
                 os.chown(path, entry.pw_uid, entry.pw_gid)
 
-    def _command(self, name: str, *arguments: str) -> tuple[str, ...]:
-        directory = self._directory(name)
-        return (self._options.python, str(directory / "server.py"), "--scratch", str(directory / "scratch"), *arguments)
-
     async def _launch(self, name: str, address: str) -> asyncio.subprocess.Process:
+        creating = asyncio.ensure_future(self._create_process(name, address))
+        try:
+            process = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            self._processes[name] = await creating  # known by its name, for the `stop` that follows
+            raise
+        self._processes[name] = process
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died at once: its log says why, and `_ready` reads it
+            process.stdin.write(self._context.token(name).encode() + b"\n")
+            await process.stdin.drain()
+        return process
+
+    async def _create_process(self, name: str, address: str) -> asyncio.subprocess.Process:
         context = self._context
-        arguments = ["--listen", address, "--slots", str(context.slots), "--host-id", name, "--die-with-parent"]
+        directory = self._directory(name)
+        arguments = [str(directory / "server.py"), "--scratch", str(directory / "scratch"), "--die-with-parent"]
+        arguments += ["--listen", address, "--slots", str(context.slots), "--host-id", name]
         arguments += ["--min-isolation", context.min_isolation, "--owner-ttl-s", str(context.owner_ttl_s)]
         if self._options.level is not None:
             arguments += ["--level", self._options.level]
         user = None if self._options.user is None else pwd.getpwnam(self._options.user)
-        with (self._directory(name) / "server.log").open("wb") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                *self._command(name, *arguments),
+        with (directory / "server.log").open("wb") as log_file:
+            return await asyncio.create_subprocess_exec(
+                self._options.python,
+                *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
@@ -165,11 +180,6 @@ class LocalProvider:
                 group=None if user is None else user.pw_gid,
                 extra_groups=None if user is None else [],
             )
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it died at once: its log says why, and `_ready` reads it
-            process.stdin.write(context.token(name).encode() + b"\n")
-            await process.stdin.drain()
-        return process
 
     async def _ready(self, name: str, process: asyncio.subprocess.Process) -> dict[str, Any]:
         assert process.stdout is not None
@@ -192,26 +202,6 @@ class LocalProvider:
         record = _read_record(directory) or {}
         if _is_running(record):
             await _end_stranger(int(record["pid"]), int(record["ticks"]))
-
-    async def _clean_up(self, directory: Path) -> str:
-        """Have the server program remove what a killed server left. What went wrong, if anything."""
-        if not (directory / "server.py").exists() or not (directory / "scratch").exists():
-            return ""
-        process = await asyncio.create_subprocess_exec(
-            *self._command(directory.name, "--cleanup"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=_server_environment(),
-            cwd="/",
-        )
-        try:
-            _, errors = await asyncio.wait_for(process.communicate(), CLEANUP_TIMEOUT_S)
-        except (TimeoutError, asyncio.CancelledError):
-            process.kill()
-            await process.wait()
-            raise
-        return "" if process.returncode == 0 else errors.decode(errors="replace").strip()[-LOG_TAIL:]
 
 
 def _server_environment() -> dict[str, str]:
@@ -252,8 +242,9 @@ def _is_running(record: Mapping[str, Any]) -> bool:
 
 async def _end_child(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        # The end of its stdin tells the server to end; a signal could hit it while it is already cleaning up.
+        if process.stdin is not None:
+            process.stdin.close()
         try:
             await asyncio.wait_for(process.wait(), TERM_GRACE_S)
         except TimeoutError:

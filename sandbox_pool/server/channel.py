@@ -34,15 +34,21 @@ class Message:
         return otherwise if text is None else int(text)
 
 
-def encode_message(op: str, fields: Fields = (), raw: bytes = b"") -> bytes:
-    """`op NUL key=value NUL ... NUL raw` behind a little-endian u32 length. Values can not hold NUL."""
-    parts = [op.encode()]
+def encode_fields(fields: Fields) -> bytes:
+    """`NUL key=value` for each field. Values can not hold NUL."""
+    parts = []
     for key, value in fields:
         data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError(f"{key} holds a NUL byte")
-        parts.append(key.encode() + b"=" + data)
-    payload = b"\0".join(parts) + b"\0\0" + raw
+        parts.append(b"\0" + key.encode() + b"=" + data)
+    return b"".join(parts)
+
+
+def encode_message(op: str, fields: Fields | bytes = (), raw: bytes = b"") -> bytes:
+    """`op NUL key=value NUL ... NUL raw` behind a little-endian u32 length; fields may be encoded already."""
+    encoded = fields if isinstance(fields, bytes) else encode_fields(fields)
+    payload = op.encode() + encoded + b"\0\0" + raw
     return struct.pack("<I", len(payload)) + payload
 
 
@@ -73,7 +79,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._readable)
 
-    def send(self, op: str, fields: Fields = (), raw: bytes = b"", fds: Iterable[int] = ()) -> None:
+    def send(self, op: str, fields: Fields | bytes = (), raw: bytes = b"", fds: Iterable[int] = ()) -> None:
         """Queue a message; `fds` are duplicated as needed, the caller may close its own."""
         data = encode_message(op, fields, raw)
         copies = list(fds)

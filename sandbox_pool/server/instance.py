@@ -11,7 +11,7 @@ from typing import Any
 from . import output, shell
 from .channel import Channel, Message
 from .errors import SlotError
-from .jobs import Job, exit_code
+from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 READY_TIMEOUT_S = 20.0
@@ -44,7 +44,7 @@ class Instance:
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
         self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
-        self.state = b""
+        self.state = shell.state_of(self.environment)
         self.cwd = workdir
         self.previous = workdir
         self.jobs: set[Job] = set()
@@ -81,6 +81,22 @@ class Instance:
         for future in self._killed:
             if not future.done():
                 future.set_exception(SlotError("lost", self.lost))
+
+    @property
+    def state(self) -> bytes:
+        """What the last command's shell saved: exported variables, functions, aliases, as bash writes them."""
+        return self._state
+
+    @state.setter
+    def state(self, state: bytes) -> None:
+        self._state = state
+        self.exec_fields = shell_fields(state, shell.EXEC_BOOT)
+        self.spawn_fields = shell_fields(state, shell.SPAWN_BOOT)
+
+    def set_environment(self, env: Mapping[str, str]) -> None:
+        """Variables of the spec, on top of the minimal ones."""
+        self.environment.update(env)
+        self.state = shell.state_of(self.environment)
 
     def _end(self) -> None:
         if not self.ended.done():
@@ -145,6 +161,7 @@ class Instance:
             timeout_ms=int(request.get("timeout_ms") or 0),
             max_chars=int(request["max_chars"]),
             log_path=log,
+            alive_ms=int(request.get("alive_ms") or ALIVE_MS),
         )
         self.warm_up()
         return job, log

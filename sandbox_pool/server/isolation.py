@@ -6,6 +6,8 @@ with the step that failed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,9 @@ from typing import Any
 from .errors import SlotError
 from .mask import visible_parts
 
-UID_BASE = 200_000
 UID_RANGE = 65_536
-RUN_UID_BASE = 60_000
+RUN_UIDS = range(20_000, 60_000, 1_000)
+"""First ids of the blocks of which a server takes one, where a slot is a user of the host."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,28 @@ class Place:
     """Layer that hides what of the host's root is nobody's business."""
     opaque: frozenset[str]
     """Attributes by which the mask could mark its directories."""
+    uid_base: int
+    """First id of the ranges that slots with a user namespace are mapped to."""
+    run_uid_base: int
+    """First id of slots that are users of the host."""
+
+
+def choose_uids(scratch: str) -> tuple[int, int]:
+    """`uid_base` and `run_uid_base` of a server, apart from those of other servers on this host."""
+    number = int(hashlib.sha1(scratch.encode()).hexdigest()[:8], 16)
+    used = _owners_of_processes()
+    blocks = [RUN_UIDS[(number + i) % len(RUN_UIDS)] for i in range(len(RUN_UIDS))]
+    free = [block for block in blocks if not any(block <= uid < block + RUN_UIDS.step for uid in used)]
+    return UID_RANGE * (16 + number % 100 * 600), (free or blocks)[0]
+
+
+def _owners_of_processes() -> set[int]:
+    owners = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                owners.add(entry.stat().st_uid)
+    return owners
 
 
 def slot_root(place: Place, index: int) -> str:
@@ -82,47 +106,56 @@ def slot_root(place: Place, index: int) -> str:
     return os.path.join(place.scratch, "slots", str(index))
 
 
-def run_uid(level: Level, index: int) -> int | None:
+def run_uid(level: Level, place: Place, index: int) -> int | None:
     """The user id of a slot's commands where a slot is a user; None where it is not."""
-    return RUN_UID_BASE + index if level.own_uid and os.geteuid() == 0 else None
+    return place.run_uid_base + index if level.own_uid and os.geteuid() == 0 else None
 
 
 def build_fields(
     level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
 ) -> list[tuple[str, Any]]:
     """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
-    network = spec.get("network", "none")
-    disk_mb, pids = spec.get("disk_mb"), spec.get("pids")
+    no_network = spec.get("network", "none") == "none"
+    pids = spec.get("pids")
+    by_user = level.user_ns or run_uid(level, place, index) is not None
     fields: list[tuple[str, Any]] = [
         ("hostname", f"slot{index}"),
         ("namespaces", level.namespaces),
         ("user_ns", level.user_ns),
-        ("net_ns", level.namespaces and network == "none"),
+        ("net_ns", level.namespaces and no_network),
         ("idmap", level.idmap),
         ("seccomp", level.seccomp),
         ("landlock", level.landlock),
-        ("no_inet", level.landlock and network == "none"),
-        ("max_processes", pids + 8 if pids and (level.user_ns or level.own_uid) else None),
+        ("no_inet", level.landlock and no_network),
+        ("max_processes", pids + 8 if pids and by_user else None),
     ]
     if level.namespaces:
-        image = spec.get("image")
-        in_parts = level.variant == "rootless" and not image
-        roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
-        fields += [("layer", path) for path in [*layers, *roots]]
-        fields += [("part", name) for name in (visible_parts() if in_parts else ())]
-        fields += [
-            ("workdir", spec.get("workdir") or "/workspace"),
-            ("home", "/root"),
-            ("upper_size", f"{disk_mb}m" if disk_mb else None),
-            ("uid_base", UID_BASE + index * UID_RANGE if level.idmap else None),
-            ("uid_count", UID_RANGE if level.idmap else 1),
-        ]
-    else:
-        root = slot_root(place, index)
-        fields += [
-            ("root", root),
-            ("workdir", os.path.join(root, "workspace")),
-            ("home", os.path.join(root, "home")),
-            ("run_uid", run_uid(level, index)),
-        ]
-    return fields
+        return fields + _own_root(level, place, index, spec, layers)
+    return fields + _shared_root(level, place, index)
+
+
+def _own_root(
+    level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
+) -> list[tuple[str, Any]]:
+    image, disk_mb = spec.get("image"), spec.get("disk_mb")
+    in_parts = level.variant == "rootless" and not image
+    roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
+    return [
+        *(("layer", path) for path in [*layers, *roots]),
+        *(("part", name) for name in (visible_parts() if in_parts else ())),
+        ("workdir", spec.get("workdir") or "/workspace"),
+        ("home", "/root"),
+        ("upper_size", f"{disk_mb}m" if disk_mb else None),
+        ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
+        ("uid_count", UID_RANGE if level.idmap else 1),
+    ]
+
+
+def _shared_root(level: Level, place: Place, index: int) -> list[tuple[str, Any]]:
+    root = slot_root(place, index)
+    return [
+        ("root", root),
+        ("workdir", os.path.join(root, "workspace")),
+        ("home", os.path.join(root, "home")),
+        ("run_uid", run_uid(level, place, index)),
+    ]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import shell
-from .channel import Channel, Message, message_pair
+from .channel import Channel, Message, encode_fields, message_pair
 from .errors import SlotError
 from .zygote import failure_text
 
@@ -19,7 +19,25 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 BASH = "/bin/bash"
+ALIVE_MS = 10_000
+"""How often a running command says so, unless asked otherwise."""
 _numbers = itertools.count(1)
+
+
+def shell_fields(state: bytes, boot: str) -> bytes:
+    """How a shell that starts from this state is to be started: made once per state, used for every command."""
+    env, restore_from = shell.split_state(state)
+    # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
+    fields: list[tuple[str, Any]] = [
+        ("program", BASH),
+        ("arg", BASH),
+        ("arg", "-c"),
+        ("arg", shell.START),
+        ("arg", "bash"),
+    ]
+    fields += [("env", name.encode() + b"=" + value) for name, value in env]
+    fields += [("env", f"__hermes={boot}"), ("state_size", len(state)), ("restore_from", restore_from)]
+    return encode_fields(fields)
 
 
 class Job:
@@ -52,35 +70,21 @@ class Job:
         self._script = os.memfd_create("script")
         self.channel = Channel(ours, self._on_message, self._on_close)
         self.id = next(_numbers)
-        fields = self._start_fields()
+        kind: list[tuple[str, Any]] = [("id", self.id)]
         if background:
-            fields.append(("background", 1))
+            kind.append(("background", 1))
         if separate:
-            fields.append(("separate", 1))
+            kind.append(("separate", 1))
         if stdin is not None:
-            fields.append(("stdin", 1))
+            kind.append(("stdin", 1))
         if terminal:
-            fields += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
-        instance.control.send(
-            "job", fields, self.state + (stdin or b""), fds=[theirs.fileno(), wake_read, self._script]
-        )
+            kind += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
+        fields = encode_fields(kind) + (instance.spawn_fields if background else instance.exec_fields)
+        raw = self.state + stdin if stdin else self.state
+        instance.control.send("job", fields, raw, fds=[theirs.fileno(), wake_read, self._script])
         theirs.close()
         os.close(wake_read)
         instance.jobs.add(self)
-
-    def _start_fields(self) -> list[tuple[str, Any]]:
-        # A saved state holds the whole environment, also what was unset: then nothing comes from elsewhere.
-        env = {} if self.state else self.instance.environment
-        boot = shell.SPAWN_BOOT if self.background else shell.EXEC_BOOT
-        fields: list[tuple[str, Any]] = [
-            ("id", self.id),
-            ("program", BASH),
-            ("arg", "bash"),
-            ("arg", "-c"),
-            ("arg", shell.START),
-        ]
-        fields += [("env", f"{name}={value}") for name, value in env.items()]
-        return [*fields, ("env", f"__hermes={boot}"), ("state_size", len(self.state))]
 
     def _on_message(self, message: Message) -> None:
         if message.op == "exit":
@@ -123,9 +127,14 @@ class Job:
         self.channel.close()
         self.instance.jobs.discard(self)
 
-    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str) -> None:
+    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str, alive_ms: int = ALIVE_MS) -> None:
         """Hand the waiting shell its command."""
-        fields: list[tuple[str, Any]] = [("timeout_ms", timeout_ms), ("max_chars", max_chars), ("log", log_path)]
+        fields: list[tuple[str, Any]] = [
+            ("timeout_ms", timeout_ms),
+            ("max_chars", max_chars),
+            ("log", log_path),
+            ("alive_ms", alive_ms),
+        ]
         self._began = time.monotonic()
         self.channel.send("run", fields)
         view = memoryview(script)

@@ -82,7 +82,7 @@ def _raise_file_limit() -> None:
 async def _serve(arguments: argparse.Namespace, token: str) -> None:
     host = await find_host(arguments.scratch, arguments.min_isolation, arguments.level)
     slots = Slots(arguments.slots, host.builder)
-    snapshots = SnapshotStore(os.path.join(host.builder.place.layers, "snapshots"), host.zygote, host.level)
+    snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
     service = Service(token, slots, snapshots, facts, arguments.scratch)
     host.on_lost = service.stopping.set

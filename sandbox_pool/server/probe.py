@@ -11,7 +11,7 @@ from typing import Any
 
 from .cgroups import Cgroups
 from .errors import SlotError
-from .isolation import RANK, Level, Place, candidates
+from .isolation import RANK, Level, Place, candidates, choose_uids
 from .layers import make_layers_dir
 from .mask import build_mask
 from .slots import Builder
@@ -92,7 +92,8 @@ def _prepare(scratch: str) -> Place:
     run_dir, layers = os.path.join(scratch, "run"), make_layers_dir(scratch)
     os.makedirs(os.path.join(run_dir, "m"), exist_ok=True)
     os.chmod(run_dir, 0o755)
-    return Place(scratch, layers, os.path.join(layers, "mask"), build_mask(os.path.join(layers, "mask")))
+    mask = os.path.join(layers, "mask")
+    return Place(scratch, layers, mask, build_mask(mask), *choose_uids(scratch))
 
 
 async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:

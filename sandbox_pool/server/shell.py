@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
 """Must agree with the enum in helper/slot.h."""
@@ -77,31 +78,63 @@ def _script(prelude: str, command: str) -> bytes:
     return f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n".encode("utf-8", "surrogateescape")
 
 
+_VALUE = rb"""("(?:[^"\\]|\\.)*"|\$'(?:[^'\\]|\\.)*'|\(.*?\))"""
+_DECLARATION = re.compile(
+    rb"^declare -([a-zA-Z]*x[a-zA-Z]*) ([A-Za-z_][A-Za-z0-9_]*)(?:=" + _VALUE + rb")?\n", re.S | re.M
+)
+_ESCAPED = re.compile(rb'\\([$`"\\])')
+
+
+class Declaration(NamedTuple):
+    """One exported variable of a saved state."""
+
+    name: str
+    text: bytes
+    value: bytes | None
+    """None when only bash can tell: odd quoting, an array, further attributes, no value."""
+
+
+def state_of(env: Mapping[str, str]) -> bytes:
+    """The state that a shell with this environment saves, so that a first command changes nothing."""
+    lines = []
+    for name in sorted(env):
+        value = re.sub(r'([$`"\\])', r"\\\1", env[name])
+        lines.append(f'declare -x {name}="{value}"\n')
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def split_state(state: bytes) -> tuple[list[tuple[str, bytes]], int]:
+    """Variables that can be given to exec directly, and the offset from which on bash must read the state itself."""
+    env: list[tuple[str, bytes]] = []
+    position = 0
+    for declaration in _declarations(state)[0]:
+        if declaration.value is None:
+            break
+        env.append((declaration.name, declaration.value))
+        position += len(declaration.text)
+    return env, position
+
+
 def restore_env(state: bytes, before: bytes, names: Mapping[str, str]) -> bytes:
     """`state` with the variables given for one command only put back to what they were in `before`."""
     if not names:
         return state
-    old = dict(_declarations(before))
-    kept = [text for name, text in _declarations(state) if name not in names]
-    kept += [old[name] for name in names if name in old]
-    return b"".join(kept)
+    variables, rest = _declarations(state)
+    kept = [variable for variable in variables if variable.name not in names]
+    kept += [variable for variable in _declarations(before)[0] if variable.name in names]
+    return b"".join(variable.text for variable in sorted(kept)) + rest
 
 
-_VALUE = rb"""("(?:[^"\\]|\\.)*"|\$'(?:[^'\\]|\\.)*'|\(.*?\))"""
-_DECLARATION = re.compile(
-    rb"^declare -[a-zA-Z]*x[a-zA-Z]* ([A-Za-z_][A-Za-z0-9_]*)(?:=" + _VALUE + rb")?\n", re.S | re.M
-)
-
-
-def _declarations(state: bytes) -> list[tuple[str, bytes]]:
-    """Exported variables at the head of a saved state, and the rest (functions, aliases) under the empty name."""
-    found = []
+def _declarations(state: bytes) -> tuple[list[Declaration], bytes]:
+    """Exported variables at the head of a saved state, and the rest: functions and aliases."""
+    found: list[Declaration] = []
     position = 0
     while True:
         match = _DECLARATION.match(state, position)
         if not match:
-            break
-        found.append((match.group(1).decode(), match.group(0)))
+            return found, state[position:]
+        attributes, name, value = match.groups()
+        plain = attributes == b"x" and value is not None and value.startswith(b'"')
+        content = _ESCAPED.sub(rb"\1", value[1:-1]) if plain else None
+        found.append(Declaration(name.decode(), match.group(0), content))
         position = match.end()
-    found.append(("", state[position:]))
-    return found

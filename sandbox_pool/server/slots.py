@@ -15,7 +15,7 @@ from . import isolation
 from .cgroups import Cgroups
 from .channel import Message
 from .errors import SlotError
-from .instance import Instance
+from .instance import Instance, check_env
 from .isolation import Level, Place
 from .zygote import BuildError, Zygote, slot_fields
 
@@ -99,7 +99,7 @@ class Builder:
 
     def _make_directories(self, index: int) -> None:
         root = isolation.slot_root(self.place, index)
-        owner = isolation.run_uid(self.level, index)
+        owner = isolation.run_uid(self.level, self.place, index)
         uid = -1 if owner is None else owner
         for name in ("", "workspace", "home", "tmp"):
             path = os.path.join(root, name)
@@ -198,8 +198,7 @@ class Slots:
         if slot.instance is None:
             slot.instance = await self.builder.build(slot.index, spec, layers)
             slot.shape = shape
-        env = dict(spec.get("env") or {})
-        slot.instance.environment.update(env)
+        slot.instance.set_environment(check_env(spec.get("env")))
         slot.instance.warm_up()
 
     async def _abandon(self, slot: Slot) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from .errors import SlotError
 from .fileops import Worker
 from .instance import Instance
-from .isolation import Level, run_uid
+from .isolation import Level, Place, run_uid
 from .slots import Slot
 from .zygote import Zygote
 
@@ -38,10 +38,13 @@ class Snapshot:
 class SnapshotStore:
     """Snapshots of this host, below its scratch directory."""
 
-    def __init__(self, directory: str, zygote: Zygote, level: Level) -> None:
+    def __init__(self, place: Place, zygote: Zygote, level: Level) -> None:
+        directory = os.path.join(place.layers, "snapshots")
+        self._place = place
         self._directory = directory
         self._zygote = zygote
         self._level = level
+        self._layer_fields = [("layer", 1), ("userxattr", int(level.user_ns))]
         self._snapshots: dict[str, Snapshot] = {}
         self._numbers = itertools.count(1)
         os.makedirs(directory, exist_ok=True)
@@ -68,7 +71,7 @@ class SnapshotStore:
             cwd, previous = cwd.replace(snapshot.root, root), previous.replace(snapshot.root, root)
             with self._host_worker("pack", snapshot.layers[0]) as source:
                 await source.status()
-                owner = run_uid(self._level, slot.index)
+                owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
         instance.restore(state, cwd, previous)
 
@@ -80,7 +83,7 @@ class SnapshotStore:
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             self._zygote.start_worker(values, fd)
 
-        return Worker(start, [("do", do), ("layer", 1), *fields], path)
+        return Worker(start, [("do", do), *self._layer_fields, *fields], path)
 
     async def take(self, slot: Slot, instance: Instance) -> str:
         """Copy the writable layer of a slot."""
@@ -104,7 +107,7 @@ class SnapshotStore:
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             instance.control.send("file", values, fds=[fd])
 
-        return Worker(start, [("do", "pack"), ("layer", 1)], "")
+        return Worker(start, [("do", "pack"), *self._layer_fields], "")
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:

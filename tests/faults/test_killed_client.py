@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,13 @@ class Client:
         self.process.stdout.close()
 
     def left(self):
-        found = leftovers(self.scratch, self.cgroups)
-        kept = self.namespaces & namespaces()
+        """What is there; a process that was killed gets a moment, because init takes its time to bury it."""
+        for _ in range(60):
+            found = leftovers(self.scratch, self.cgroups)
+            kept = self.namespaces & namespaces()
+            if not found and not kept:
+                return {}
+            time.sleep(0.05)
         return {**found, "network namespaces": kept} if kept else found
 
 

@@ -152,6 +152,18 @@ async def test_something_that_cannot_be_removed_is_an_error_and_not_silence(make
         await provider.stop("stray")
 
 
+async def test_remains_that_the_clean_up_reports_keep_the_host_on_record(make_provider, monkeypatch):
+    provider = make_provider()
+    await provider.start("h1", SPEC)
+    monkeypatch.setattr("sandbox_pool.providers.local.clean", lambda scratch: ["a cgroup is still there"])
+    with pytest.raises(Exception, match="a cgroup is still there"):
+        await provider.stop("h1")
+    assert [record.name for record in await provider.list()] == ["h1"]
+    monkeypatch.undo()
+    await provider.stop("h1")
+    assert await provider.list() == []
+
+
 async def test_a_host_whose_owner_is_cancelled_while_it_starts_is_stopped_by_name(make_provider):
     provider = make_provider()
     task = asyncio.create_task(provider.start("h1", SPEC))

@@ -170,7 +170,7 @@ async def host_network_on_request(ctx: CheckContext) -> None:
 @check("no-abstract-sockets", "this-machine")
 async def abstract_sockets_of_the_host(ctx: CheckContext) -> None:
     """An abstract unix socket of the host cannot be reached."""
-    name = f"\0hrl-check-{os.getpid()}"
+    name = f"\0hrl-check-{ctx.unique_seconds()}"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         server.listen()

@@ -9,7 +9,8 @@ import stat
 import struct
 
 RECORD = struct.Struct("<BIIIqQH")
-OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+OPAQUE = {False: "trusted.overlay.opaque", True: "user.overlay.opaque"}
+"""By whether the overlay is mounted with `userxattr`; the other one is data that copy-up carries along."""
 
 
 def _record(kind: str, info: os.stat_result, path: bytes, size: int) -> bytes:
@@ -17,24 +18,22 @@ def _record(kind: str, info: os.stat_result, path: bytes, size: int) -> bytes:
     return RECORD.pack(ord(kind), mode, info.st_uid, info.st_gid, info.st_mtime_ns, size, len(path)) + path
 
 
-def _is_opaque(path: bytes) -> bool:
-    for name in OPAQUE:
-        try:
-            if os.getxattr(path, name, follow_symlinks=False) == b"y":
-                return True
-        except OSError:
-            continue
-    return False
+def _is_opaque(path: bytes, attribute: str) -> bool:
+    try:
+        return os.getxattr(path, attribute, follow_symlinks=False) == b"y"
+    except OSError:
+        return False
 
 
-def pack_tree(sock: socket.socket, root: str, layer: bool) -> None:
-    """Send everything at `root`; what vanishes meanwhile is left out."""
+def pack_tree(sock: socket.socket, root: str, layer: str) -> None:
+    """Send everything at `root`; what vanishes meanwhile is left out. `layer` names the attribute of opaque directories
+    when the tree is a layer, and is empty when it is not."""
     base = os.fsencode(root) + (b"/." if layer else b"")
     _pack(sock, base, b"", layer)
     sock.sendall(RECORD.pack(ord("e"), 0, 0, 0, 0, 0, 0))
 
 
-def _pack(sock: socket.socket, path: bytes, name: bytes, layer: bool) -> None:
+def _pack(sock: socket.socket, path: bytes, name: bytes, layer: str) -> None:
     try:
         info = os.lstat(path)
         entries = sorted(os.listdir(path)) if stat.S_ISDIR(info.st_mode) else []
@@ -48,7 +47,7 @@ def _pack(sock: socket.socket, path: bytes, name: bytes, layer: bool) -> None:
     elif stat.S_ISREG(info.st_mode):
         _pack_file(sock, path, name, info)
     elif stat.S_ISDIR(info.st_mode):
-        sock.sendall(_record("o" if layer and _is_opaque(path) else "d", info, name, 0))
+        sock.sendall(_record("o" if layer and _is_opaque(path, layer) else "d", info, name, 0))
         for entry in entries:
             _pack(sock, path + b"/" + entry, name + b"/" + entry if name else entry, layer)
 
@@ -78,7 +77,7 @@ class _Input:
         return data
 
 
-def unpack_tree(sock: socket.socket, root: str, layer: bool, owner: int) -> None:
+def unpack_tree(sock: socket.socket, root: str, layer: str, owner: int) -> None:
     """Read to the end even after an error, so that the sender is told instead of cut off."""
     stream = _Input(sock)
     problem: OSError | None = None
@@ -118,7 +117,7 @@ def _check(root: str, name: bytes) -> None:
             raise OSError(errno.ENOTDIR, "")
 
 
-def _make(stream: _Input, kind: str, path: bytes, size: int, layer: bool) -> None:
+def _make(stream: _Input, kind: str, path: bytes, size: int, layer: str) -> None:
     if kind == "f":
         _make_file(stream, path, size)
     elif kind == "l":
@@ -131,7 +130,7 @@ def _make(stream: _Input, kind: str, path: bytes, size: int, layer: bool) -> Non
             raise OSError(errno.ENOTDIR, "")
         os.makedirs(path, exist_ok=True)
         if kind == "o":
-            _mark_opaque(path)
+            os.setxattr(path, layer, b"y")
     elif kind == "w" and layer:
         os.mknod(path, stat.S_IFCHR, 0)
     else:
@@ -161,19 +160,7 @@ def _make_file(stream: _Input, path: bytes, size: int) -> None:
         raise problem
 
 
-def _mark_opaque(path: bytes) -> None:
-    done = False
-    for name in OPAQUE:
-        try:
-            os.setxattr(path, name, b"y")
-            done = True
-        except OSError:
-            continue
-    if not done:
-        raise OSError(errno.EOPNOTSUPP, "")
-
-
-def _attributes(path: bytes, values: tuple[int, ...], layer: bool, owner: int, link: bool) -> None:
+def _attributes(path: bytes, values: tuple[int, ...], layer: str, owner: int, link: bool) -> None:
     mode, uid, gid, mtime_ns = values
     if layer and os.geteuid() == 0:
         os.lchown(path, owner if owner >= 0 else uid, owner if owner >= 0 else gid)

@@ -19,7 +19,6 @@ from .config import Request, SlotConfig, receive, send
 from .confine import become_command
 
 FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
-ALIVE_EVERY_S = 10.0
 BACKGROUND_LOG = 256 << 10
 
 
@@ -51,7 +50,7 @@ class Keeper:
         """Fork the shell with its descriptors in place."""
         wake_read, self.script = (os.dup(fd) for fd in request.fds[1:3])
         self.state = os.memfd_create("state")
-        os.write(self.state, self.initial_state)
+        os.write(self.state, self.initial_state[request.number("restore_from") :])
         child_in, child_out, child_err = self.open_standard(request, stdin)
         self.shell = os.fork()
         if self.shell == 0:
@@ -183,7 +182,8 @@ class Keeper:
         self.began = time.monotonic()
         timeout_ms = request.number("timeout_ms")
         self.deadline = self.began + timeout_ms / 1000 if timeout_ms else 0.0
-        self.next_alive = self.began + ALIVE_EVERY_S
+        self.alive_every_s = request.number("alive_ms", 10_000) / 1000
+        self.next_alive = self.began + self.alive_every_s
 
     def timeout(self) -> float | None:
         """Seconds until something is due."""
@@ -202,7 +202,7 @@ class Keeper:
             self.kill_tree()
         elif now >= self.next_alive:
             send(self.sock, "alive", fields={"us": int((now - self.began) * 1e6)})
-            self.next_alive += ALIVE_EVERY_S
+            self.next_alive += self.alive_every_s
 
     def drain(self, name: str, limit: int) -> None:
         """At most `limit` bytes of what is there now."""

@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 
-from .archive import pack_tree, unpack_tree
+from .archive import OPAQUE, pack_tree, unpack_tree
 from .config import Request, SlotConfig
 from .confine import become_command
 
@@ -31,7 +31,7 @@ class Worker:
         self.request = request
         self.path = request.get("path")
         self.upper = upper
-        self.layer = bool(request.number("layer"))
+        self.layer = OPAQUE[bool(request.number("userxattr"))] if request.number("layer") else ""
 
     def ok(self, text: str = "") -> None:
         """A status line."""

@@ -23,13 +23,14 @@ struct record {
     uint16_t path_length;
 } __attribute__((packed));
 
-static const char opaque_user[] = "user.overlay.opaque", opaque_trusted[] = "trusted.overlay.opaque";
+/* Which attribute counts depends on how the overlay is mounted; the other one is data that copy-up carries along. */
+const char *archive_opaque = "trusted.overlay.opaque";
 
 long archive_owner = -1;
 
 static bool is_opaque(int fd) {
     char value;
-    return (fgetxattr(fd, opaque_user, &value, 1) == 1 || fgetxattr(fd, opaque_trusted, &value, 1) == 1) && value == 'y';
+    return fgetxattr(fd, archive_opaque, &value, 1) == 1 && value == 'y';
 }
 
 static int send_record(int out, char kind, const struct stat *info, const char *path, uint64_t size) {
@@ -167,8 +168,7 @@ static int make_directory(int parent, const char *name, bool opaque) {
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return errno;
     int error = 0;
-    /* Which of the two an overlay reads depends on how it is mounted: set what can be set. */
-    if (opaque && (fsetxattr(fd, opaque_user, "y", 1, 0) & fsetxattr(fd, opaque_trusted, "y", 1, 0))) error = errno;
+    if (opaque && fsetxattr(fd, archive_opaque, "y", 1, 0)) error = errno;
     close(fd);
     return error;
 }

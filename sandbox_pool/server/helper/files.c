@@ -225,6 +225,7 @@ void worker_main(int sock, const struct message *request) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     bool layer = message_number(request, "layer", 0);
+    if (message_number(request, "userxattr", 0)) archive_opaque = "user.overlay.opaque";
     if (!layer && become_command()) return reply_error(sock, EPERM);
     if (!op || !path) return reply_error(sock, EINVAL);
     if (!strcmp(op, "stat")) do_stat(sock, path);

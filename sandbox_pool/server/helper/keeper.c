@@ -19,23 +19,17 @@
 #include <termios.h>
 #include <unistd.h>
 
-#define ALIVE_EVERY_US 10000000LL
-#define BACKGROUND_LOG (256 << 10)
 
 static struct job job;
 static struct capture out, err;
-static struct ring ring = {.capacity = BACKGROUND_LOG};
 static char *initial_state;
 static size_t initial_state_size;
-static long long started_us, deadline_us, next_alive_us;
+static long long started_us, deadline_us, alive_every_us, next_alive_us;
 static bool background, running, finished, timed_out, killed, detached;
-static char *unsent; /* bytes the background process has not read from its stdin yet */
-static size_t unsent_size;
-static bool close_input_when_sent;
 
 static void keep(int fd, struct capture *capture, const char *data, size_t size) {
     (void)fd;
-    if (background) ring_add(&ring, data, size);
+    if (background) background_log(data, size);
     else if (!finished) capture_add(capture, data, size);
 }
 
@@ -170,66 +164,9 @@ static void run_command(const struct message *request) {
     capture_begin(&err, max_chars, path);
     started_us = now_us();
     deadline_us = timeout_ms > 0 ? started_us + timeout_ms * 1000LL : 0;
-    next_alive_us = started_us + ALIVE_EVERY_US;
+    alive_every_us = message_number(request, "alive_ms", 10000) * 1000LL;
+    next_alive_us = started_us + alive_every_us;
     running = true;
-}
-
-static void send_log(const struct message *request) {
-    uint64_t oldest = ring.total > ring.capacity ? ring.total - ring.capacity : 0;
-    uint64_t asked = (uint64_t)message_number(request, "offset", 0);
-    uint64_t from = asked < oldest ? oldest : asked > ring.total ? ring.total : asked;
-    uint64_t size = ring.total - from;
-    long limit = message_number(request, "limit", -1);
-    if (limit >= 0 && size > (uint64_t)limit) size = (uint64_t)limit;
-    struct writer writer;
-    writer_begin(&writer, "log");
-    writer_number(&writer, "id", message_number(request, "id", 0));
-    writer_number(&writer, "offset", (long long)from);
-    writer_number(&writer, "dropped", asked < from ? (long long)(from - asked) : 0);
-    writer_number(&writer, "total", (long long)ring.total);
-    writer_raw_begin(&writer);
-    for (uint64_t done = 0; done < size;) {
-        size_t at = (size_t)((from + done) % ring.capacity);
-        size_t part = ring.capacity - at < size - done ? ring.capacity - at : (size_t)(size - done);
-        writer_raw(&writer, ring.data + at, part);
-        done += part;
-    }
-    writer_send(&writer, job.sock, NULL, 0);
-}
-
-static void close_input(void) {
-    if (job.input < 0) return;
-    if (job.pty) {
-        char end = 4; /* what a terminal sends for end of file */
-        (void)!write(job.input, &end, 1);
-        return;
-    }
-    close(job.input);
-    job.input = -1;
-}
-
-static void send_input(void) {
-    while (unsent_size > 0 && job.input >= 0) {
-        ssize_t n = write(job.input, unsent, unsent_size);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (n <= 0) {
-            unsent_size = 0;
-            break;
-        }
-        unsent_size -= (size_t)n;
-        memmove(unsent, unsent + n, unsent_size);
-    }
-    if (unsent_size == 0 && close_input_when_sent) close_input();
-}
-
-static void add_input(const struct message *request) {
-    if (job.input < 0) return;
-    unsent = realloc(unsent, unsent_size + request->raw_size + 1);
-    if (!unsent) _exit(71);
-    memcpy(unsent + unsent_size, request->raw, request->raw_size);
-    unsent_size += request->raw_size;
-    if (message_number(request, "eof", 0)) close_input_when_sent = true;
-    send_input();
 }
 
 static void handle(const struct message *request) {
@@ -240,8 +177,8 @@ static void handle(const struct message *request) {
         kill_tree();
     } else if (!strcmp(op, "signal") && !finished) {
         kill(-job.shell, (int)message_number(request, "number", SIGTERM));
-    } else if (!strcmp(op, "log")) send_log(request);
-    else if (!strcmp(op, "input")) add_input(request);
+    } else if (!strcmp(op, "log")) background_send_log(&job, request);
+    else if (!strcmp(op, "input")) background_add_input(&job, request);
     else if (!strcmp(op, "resize") && job.pty) {
         struct winsize size = {.ws_row = (unsigned short)message_number(request, "rows", 30),
                                .ws_col = (unsigned short)message_number(request, "cols", 120)};
@@ -292,7 +229,7 @@ static void tick(void) {
         writer_begin(&writer, "alive");
         writer_number(&writer, "us", now - started_us);
         writer_send(&writer, job.sock, NULL, 0);
-        next_alive_us += ALIVE_EVERY_US;
+        next_alive_us += alive_every_us;
     }
 }
 
@@ -302,14 +239,14 @@ static void loop(int signals) {
         if (finished && empty && (detached || !background)) _exit(0);
         struct pollfd polled[] = {{detached ? -1 : job.sock, POLLIN, 0},
                                   {signals, POLLIN, 0},
-                                  {job.out, POLLIN | (job.pty && unsent_size ? POLLOUT : 0), 0},
+                                  {job.out, POLLIN | (job.pty && background_unsent ? POLLOUT : 0), 0},
                                   {job.err, POLLIN, 0},
-                                  {unsent_size && !job.pty ? job.input : -1, POLLOUT, 0}};
+                                  {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0}};
         if (poll(polled, 5, poll_timeout()) < 0 && errno != EINTR) _exit(1);
         if (polled[0].revents || run_is_waiting()) hear_server();
         if (polled[2].revents & (POLLIN | POLLHUP | POLLERR)) drain(&job.out, &out, 1 << 20);
         if (polled[3].revents) drain(&job.err, &err, 1 << 20);
-        if (polled[4].revents || polled[2].revents & POLLOUT) send_input();
+        if (polled[4].revents || polled[2].revents & POLLOUT) background_send_input(&job);
         if (polled[1].revents) {
             struct signalfd_siginfo info;
             while (read(signals, &info, sizeof info) > 0) {}

@@ -76,7 +76,10 @@ static const char *open_channels(struct job *job, struct ends *shell, const stru
     if (failed) return failed;
     job->state = memory_file("state");
     if (job->state < 0) return "make a memory file";
-    return write_all(job->state, request->raw, state_size) ? NULL : "pass the state";
+    /* What comes before is in the environment already. */
+    size_t from = (size_t)message_number(request, "restore_from", 0);
+    if (from > state_size) from = state_size;
+    return write_all(job->state, request->raw + from, state_size - from) ? NULL : "pass the state";
 }
 
 static char **collect(const struct message *request, const char *key) {

@@ -138,10 +138,18 @@ struct ring {
 };
 void ring_add(struct ring *ring, const char *data, size_t size);
 
+/* background.c */
+extern size_t background_unsent;
+void background_log(const char *data, size_t size);
+void background_send_log(const struct job *job, const struct message *request);
+void background_add_input(struct job *job, const struct message *request);
+void background_send_input(struct job *job);
+
 /* files.c, archive.c */
 void worker_main(int sock, const struct message *request);
 int pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
+extern const char *archive_opaque;
 extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 is nobody */
 
 #endif
