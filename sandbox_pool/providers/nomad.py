@@ -13,6 +13,7 @@ disturbs no lease. Nothing in Nomad is secret: jobs name hashes of tokens.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -60,7 +61,7 @@ class NomadProvider:
     def host_key(self, spec: SandboxSpec) -> str:
         """A server builds each slot for the spec of its lease; only a container's image belongs to the host."""
         image = self._image(spec)
-        return "nomad" if image is None else f"nomad:{image}"
+        return "nomad" if image is None else hashlib.sha256(image.encode()).hexdigest()[:12]
 
     def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
         """Part of ReportsLoss."""
@@ -72,6 +73,12 @@ class NomadProvider:
 
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Dispatch the host, or find the one of this name."""
+        try:
+            return await self._start(name, spec)
+        except NomadError as error:
+            raise HostStartFailed(f"{name}: {error}") from error
+
+    async def _start(self, name: str, spec: SandboxSpec) -> Host:
         watch = self._watching()
         child = await self._child(name) or await self._dispatch(name, spec)
         allocation = await self._running(name, child)

@@ -111,20 +111,22 @@ def _environment(options: NomadOptions, context: ProviderContext, server_sha256:
     }
 
 
-def _server_arguments(options: NomadOptions, context: ProviderContext) -> list[str]:
+def _server_arguments(options: NomadOptions, context: ProviderContext, image: str | None) -> list[str]:
     arguments = ["--slots", str(context.slots), "--host-id", f"${{NOMAD_META_{META_HOST}}}"]
     arguments += ["--min-isolation", context.min_isolation, "--owner-ttl-s", f"{context.owner_ttl_s:g}"]
     if options.level:
         arguments += ["--level", options.level]
+    if image is not None:
+        arguments += ["--image", image]
     return arguments
 
 
 def _driver_config(options: NomadOptions, context: ProviderContext, image: str | None) -> Json:
-    program = ["-c", loader_text(), *_server_arguments(options, context)]
     if options.driver == "raw_exec":
-        return {"command": options.python, "args": program}
+        return {"command": options.python, "args": ["-c", loader_text(), *_server_arguments(options, context, None)]}
     if not image:
         raise ValueError(f"the {options.driver} driver needs an image: set `image` in provider_options")
+    program = ["-c", loader_text(), *_server_arguments(options, context, image)]
     if options.driver == "apptainer":
         binds = [flag for volume in options.volumes for flag in ("--bind", volume)]
         # The job's own folders keep their paths inside; nothing else of the node is mounted but what is asked for.

@@ -58,7 +58,7 @@ async def test_a_lost_answer_to_a_dispatch_is_asked_again_not_doubled(nomad, mak
 async def test_stop_settles_a_dispatch_that_was_never_answered(nomad, make_provider):
     provider = make_provider(api_timeout_s=0.3)
     nomad.lose = ["/dispatch"] * 50
-    with pytest.raises(NomadError, match="does not answer"):
+    with pytest.raises(HostStartFailed, match="does not answer"):
         await provider.start("one", SPEC)
     nomad.lose = []
     nomad.children.clear()  # as if the request had reached the cluster only now
@@ -172,7 +172,7 @@ async def test_a_cluster_without_a_leader_is_waited_for(nomad, make_provider):
 async def test_a_refused_token_is_named_at_once(nomad, make_provider):
     nomad.tokens = {"good"}
     provider = make_provider(token="old")
-    with pytest.raises(NomadError, match=r"403.*ACL token"):
+    with pytest.raises(HostStartFailed, match=r"403.*ACL token"):
         await provider.start("one", SPEC)
     assert nomad.count("GET", "/v1/jobs") == 1
 
