@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sandbox_pool.connection import Connection, Header
 
-_NUMBER_BYTES = 8
+_FRAME = struct.Struct("!QQ")
+"""Call number and length: an answer may be sent in several pieces."""
 
 
 class Bridge:
@@ -48,7 +50,7 @@ class Bridge:
 
     async def _answer(self, number: int, line: bytes) -> None:
         reply = await self._handler(line.rstrip(b"\n"))
-        self._answers.put_nowait(number.to_bytes(_NUMBER_BYTES, "big") + reply)
+        self._answers.put_nowait(_FRAME.pack(number, len(reply)) + reply)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         while (answer := await self._answers.get()) is not None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import struct
 from typing import Any
 
 from .connection import Request
@@ -15,7 +16,8 @@ from .instance import Instance
 from .slots import Slot
 
 MAX_LINE = 16 << 20
-_LENGTH = 8
+_FRAME = struct.Struct("!QQ")
+"""Call number and length of an answer."""
 
 
 class Bridge:
@@ -70,14 +72,24 @@ class Bridge:
                 await writer.drain()
 
     async def answers(self) -> None:
-        """Answers from the client: 8 bytes call number, then the reply. Ends with the client's stream."""
+        """Answers from the client, in pieces of any size. Ends with the client's stream."""
+        received = bytearray()
         while True:
             data = await self._request.next_chunk()
             if data is None:
                 return
-            future = self._calls.get(int.from_bytes(data[:_LENGTH], "big"))
-            if future is not None and not future.done():
-                future.set_result(data[_LENGTH:])
+            received += data
+            while len(received) >= _FRAME.size:
+                number, length = _FRAME.unpack_from(received)
+                if len(received) < _FRAME.size + length:
+                    break
+                self._deliver(number, bytes(received[_FRAME.size : _FRAME.size + length]))
+                del received[: _FRAME.size + length]
+
+    def _deliver(self, number: int, reply: bytes) -> None:
+        future = self._calls.get(number)
+        if future is not None and not future.done():  # else the program that asked went away
+            future.set_result(reply)
 
     def close(self) -> None:
         """Drop all connections."""

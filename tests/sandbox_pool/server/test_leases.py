@@ -158,6 +158,30 @@ async def test_programs_in_the_slot_call_out_through_a_bridge(sandbox: Sandbox) 
         assert (await sandbox.exec("python3 call.py 1")).output == "[0]\n"
 
 
+ASK_FOR_SIZES = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect("/run/b.sock")
+f = s.makefile("rwb")
+for size in sys.argv[1:]:
+    f.write(size.encode() + b"\\n")
+    f.flush()
+    line = f.readline()
+    print(len(line) - 1, line.rstrip() == (b"%08x" % int(size)) * (int(size) // 8))
+"""
+
+
+async def test_answers_of_a_bridge_may_be_larger_than_a_frame(sandbox: Sandbox) -> None:
+    async def handler(line: bytes) -> bytes:
+        return (b"%08x" % int(line)) * (int(line) // 8)
+
+    sizes = [8, wire.CHUNK - 16, wire.CHUNK - 8, wire.CHUNK, 3 * wire.CHUNK + 8, 5 << 20, 16]
+    async with sandbox.serve("/run/b.sock", handler):
+        await sandbox.write_file("ask.py", ASK_FOR_SIZES.encode())
+        asked = await sandbox.exec(f"python3 ask.py {' '.join(map(str, sizes))}", timeout_s=30)
+    assert asked.output == "".join(f"{size} True\n" for size in sizes)
+
+
 async def test_a_bridge_that_cannot_be_opened_says_why(sandbox: Sandbox) -> None:
     async def handler(line: bytes) -> bytes:
         return line
