@@ -6,19 +6,25 @@ BIN := .venv/bin
 PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint format bench hints clean
+.PHONY: help demo test test-slow lint format bench vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
 	@echo "make test    run the test suite"
+	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
 	@echo "make lint    ruff and mypy"
-	@echo "make bench   slots, loop and tools, each beside its control"
+	@echo "make bench   slots, loop, tools and serving, each beside its control"
+	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
 	@echo "make clean   remove .venv and everything built"
 
 $(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "hermes-rl needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@command -v uv >/dev/null 2>&1 || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	$(PIP) install --quiet --python $(BIN)/python --editable '.[dev]'
+	$(PIP) install --quiet --python $(BIN)/python --editable '.[dev,cpu-model]' || \
+		{ echo "hint: the packages of the CPU model cannot be had; the demo goes on with scripted policies"; \
+		  $(PIP) install --quiet --python $(BIN)/python --editable '.[dev]'; }
 	@touch $@
 
 hints:
@@ -30,6 +36,13 @@ demo: $(INSTALLED) hints
 
 test: $(INSTALLED) hints
 	$(BIN)/pytest
+
+test-slow: $(INSTALLED) hints
+	$(BIN)/pytest -m slow --timeout 1800
+
+vllm: $(INSTALLED)
+	bash tests/live/vllm/prepare.sh
+	@echo "ready: $(BIN)/pytest -m slow tests/live/vllm"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -43,6 +56,8 @@ format: $(INSTALLED)
 bench: $(INSTALLED) hints
 	$(BIN)/hermes-rl pool bench
 	$(BIN)/hermes-rl bench loop
+	$(BIN)/hermes-rl bench tools
+	$(BIN)/hermes-rl bench serve
 
 clean:
 	rm -rf .venv .tools build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

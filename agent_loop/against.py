@@ -115,31 +115,40 @@ async def confirm(
     """Ask the model again at random places; without a tolerance the noise floor of this server sets it."""
     if not isinstance(backend, Scorer):
         raise ModelRefused("this kind of server cannot say what it thinks of given tokens")
-    places = choose_places(records, positions, seed)
-    by_line = dict(records)
-    groups: dict[tuple[int, int], list[Place]] = {}
-    for place in places:
-        groups.setdefault((place.line, place.segment), []).append(place)
     if tolerance is None:
         prompts = [c.prompt_ids for _, record in records for c in record.sampled_calls[:1]]
         allowed = await measure_floor(backend, Random(seed).sample(prompts, min(FLOOR_PROMPTS, len(prompts))))
     else:
         allowed = Tolerance(tolerance, tolerance, "given")
+    places = choose_places(records, positions, seed)
+    return Confirmation(tuple(await _ask_again(records, backend, places)), allowed)
+
+
+async def _ask_again(
+    records: Sequence[tuple[int, RolloutRecord]], scorer: Scorer, places: Sequence[Place]
+) -> list[Difference]:
+    """One question per segment, a few at a time."""
+    by_line = dict(records)
+    groups: dict[tuple[int, int], list[Place]] = {}
+    for place in places:
+        groups.setdefault((place.line, place.segment), []).append(place)
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def ask(line: int, segment: int, wanted: list[Place]) -> list[Difference]:
+        """The places of one segment."""
         async with gate:
             tokens = by_line[line].segments[segment].tokens
-            scores = await backend.score(tokens, [p.position for p in wanted])
+            scores = await scorer.score(tokens, [p.position for p in wanted])
             return [Difference(p, score) for p, score in zip(wanted, scores, strict=True)]
 
     asked = await asyncio.gather(*(ask(line, segment, wanted) for (line, segment), wanted in groups.items()))
-    return Confirmation(tuple(d for group in asked for d in group), allowed)
+    return [difference for group in asked for difference in group]
 
 
 async def measure_floor(backend: TokenBackend, prompts: Sequence[Sequence[int]]) -> Tolerance:
     """Sample a little after each prompt and ask again about what was sampled: what differs is noise."""
-    assert isinstance(backend, Scorer)
+    if not isinstance(backend, Scorer):
+        raise ModelRefused("this kind of server cannot say what it thinks of given tokens")
     sizes: list[float] = []
     for prompt in prompts:
         generation = await backend.generate(prompt, Sampling(temperature=1.0, max_tokens=FLOOR_TOKENS))

@@ -8,7 +8,7 @@ exactly once, with the logprob it was sampled with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agent_loop.backends.base import Generation, TokenBackend
@@ -39,7 +39,7 @@ class Recorder:
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> RecordedConversation:
         """Start a conversation whose first prompt is these messages."""
-        return RecordedConversation(self._backend, self._template, self._read_turn, messages, tools, self._write_tools)
+        return RecordedConversation(self._backend, self._template, self._parser, messages, tools, self._write_tools)
 
     def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
         """Exact length of a prompt of these messages."""
@@ -49,10 +49,6 @@ class Recorder:
         """Drop the backend's connections."""
         await self._backend.close()
 
-    def _read_turn(self, text: str, tools: Sequence[ToolSchema]) -> Any:
-        start = "reasoning" if self._template.traits.starts_in_thinking else "content"
-        return self._parser.parse(text, tools=list(tools) or None, start=start)
-
 
 class RecordedConversation:
     """One rollout's exchange, as ids."""
@@ -61,14 +57,14 @@ class RecordedConversation:
         self,
         backend: TokenBackend,
         template: ChatTemplate,
-        read_turn: Callable[[str, Sequence[ToolSchema]], Any],
+        parser: TurnParser,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
         write_tools: bool = True,
     ) -> None:
         self._backend = backend
         self._template = template
-        self._read_turn = read_turn
+        self._parser = parser
         self._tools = list(tools)
         self._written_tools = self._tools if write_tools else []
         self._ledger = Ledger()
@@ -117,7 +113,7 @@ class RecordedConversation:
             duration_s=time.monotonic() - began,
             weights_version=generation.weights_version,
         )
-        return self._take_turn(generation, len(prompt))
+        return self._take_turn(generation, prompt)
 
     def segments(self) -> list[Segment]:
         """Training data so far."""
@@ -152,7 +148,7 @@ class RecordedConversation:
             self._glue = self._template.glue_ids(self._history, self._pending, self._written_tools, self._last_id)
         return self._glue
 
-    def _take_turn(self, generation: Generation, prompt_tokens: int) -> ModelTurn:
+    def _take_turn(self, generation: Generation, prompt: list[int]) -> ModelTurn:
         if self._turn is not None:
             self._history += [_as_message(self._turn, self._pending), *self._pending]
         ids = generation.token_ids
@@ -160,7 +156,9 @@ class RecordedConversation:
         self._pending, self._glue = [], None
         spoken = ids[:-1] if self._last_id in self._template.stop_ids else ids
         text = self._template.decode(spoken)
-        self._turn = as_turn(self._read_turn(text, self._tools), text, generation, prompt_tokens)
+        start = "reasoning" if self._template.ends_in_thinking(prompt) else "content"
+        parsed = self._parser.parse(text, tools=self._tools or None, start=start)
+        self._turn = as_turn(parsed, text, generation, len(prompt))
         return self._turn
 
 

@@ -51,6 +51,12 @@ class _Turn:
         self.reasoning = [thought]
 
 
+def _clean(reading: Reading) -> bool:
+    """Whether everything in a reading was there and needed no guessing."""
+    whole = all(call.ok and call.complete and not call.repaired for call in reading.calls)
+    return whole and bool(reading.calls) and not reading.errors
+
+
 class Engine:
     """One parse of one text."""
 
@@ -84,9 +90,8 @@ class Engine:
 
     def _settle(self, reading: Reading) -> None:
         """A reading is certain when it needed no guessing and enough text follows to show that it has ended."""
-        clean = not reading.errors and all(c.ok and c.complete and not c.repaired for c in reading.calls)
         followed = self.text.length - self.text.skip_blanks(reading.end) >= LONGEST_MARKER
-        self._certain = self._certain and clean and followed
+        self._certain = self._certain and _clean(reading) and followed
         if self._certain:
             self._settled[0].extend(reading.calls)
             self._settled = (self._settled[0], reading.end)
@@ -215,8 +220,9 @@ class Engine:
                 break
             reading = self.form.reader.read(self.scan, call)
             place = max(reading.end, call + 1) if reading else call + 1
-            finished = reading is not None and reading.calls and all(c.ok and c.complete for c in reading.calls)
-            if finished and place > closer:
+            # A reading that runs on into the next call has swallowed the closer, not quoted it.
+            swallowed = closer < self._next_call(closer) < place
+            if reading is not None and place > closer and _clean(reading) and not swallowed:
                 closer, marker = self.text.first(self.form.reasoning.closers, place)
         self.scan.faults = faults
         return closer, marker
@@ -225,10 +231,11 @@ class Engine:
         """Whether the text from this call on is nothing but good calls, blanks and structure."""
         assert self.form.reader is not None
         rest: list[str] = []
+        faults = self.scan.faults
         while call >= 0:
             reading = self.form.reader.read(self.scan, call)
-            if reading is None or reading.end <= call or not all(c.ok for c in reading.calls) or not reading.calls:
-                self.scan.faults = 0
+            if reading is None or not reading.calls or not all(c.ok for c in reading.calls):
+                self.scan.faults = faults
                 return False
             following = self._next_call(reading.end)
             rest.append(self.text.raw[reading.end : following if following >= 0 else self.text.length])

@@ -100,10 +100,7 @@ class PythonReader:
         self.take("(")
         arguments: dict[str, Any] = {}
         while self.peek() != ")":
-            simple = _SIMPLE_KEYWORD.match(self.raw, self.place, self.end)
-            if simple is not None:
-                self.place = simple.end()
-                arguments[simple.group(1)] = _simple_value(simple)
+            if self._simple_keywords(arguments):
                 continue
             key = self.name()
             if self.peek() == ":":
@@ -118,6 +115,14 @@ class PythonReader:
                 raise self._fault("expected ',' or ')'")
         self.place += 1
         return arguments
+
+    def _simple_keywords(self, arguments: dict[str, Any]) -> bool:
+        """Take the plain keywords that come next; whether there were any."""
+        begin = self.place
+        while (simple := _SIMPLE_KEYWORD.match(self.raw, self.place, self.end)) is not None:
+            arguments[simple.group(1)] = _simple_value(simple)
+            self.place = simple.end()
+        return self.place > begin
 
     def value(self, depth: int = 0) -> Any:
         """Take one literal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class Parser:
 
 
 def _key(name: str) -> str:
-    return name.strip().lower().replace("-", "_").replace(".", "_")
+    return re.sub(r"[\s.\-]+", "_", name.strip().lower())
 
 
 _BY_NAME: dict[str, Format] = {}

@@ -20,6 +20,7 @@ MAX_NAME = 256
 MAX_FAULTS = 500
 """More broken calls than this in one text are a model caught in a loop: the rest is text."""
 MAX_MISSES = 5000
+MAX_LOOKAHEADS = 2000
 
 Start = Literal["content", "reasoning", "header"]
 Trim = Literal["verbatim", "newlines", "strip"]
@@ -112,6 +113,8 @@ class Scan:
     strict: bool = False
     faults: int = 0
     """Broken calls met so far."""
+    lookaheads: int = MAX_LOOKAHEADS
+    """Tries left to find the end of a value that quotes calls: a bound that keeps hostile text linear."""
     misses: int = 0
     """Openers met so far that turned out to be plain text."""
 

@@ -72,6 +72,17 @@ class Text:
         at = bisect_left(places, start)
         return places[at] if at < len(places) else -1
 
+    def count(self, markers: Iterable[str], start: int, end: int) -> int:
+        """How many of the markers begin in this stretch."""
+        ranges = (self._places(marker) for marker in markers)
+        return sum(bisect_left(places, end) - bisect_left(places, start) for places in ranges)
+
+    def count_matches(self, pattern: re.Pattern[str], start: int, end: int) -> int:
+        """How many of the pattern's matches begin in this stretch."""
+        self.search(pattern)
+        places, _ = self._patterns[pattern]
+        return bisect_left(places, end) - bisect_left(places, start)
+
     def skip_blanks(self, start: int) -> int:
         """Position of the first non-blank at or after `start`."""
         match = _BLANKS.match(self.raw, start)

@@ -6,6 +6,7 @@ gives fewer probabilities than tokens: such a token has no logprob here (None), 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from agent_loop.backends.http import JsonClient, field
 from agent_loop.model import ModelRefused, Sampling
 
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-FIRST_GUESS = 64
+FIRST_GUESS = 1000
 """Probabilities asked for at first when scoring: sampled tokens are nearly always among the likeliest few."""
 WHOLE_VOCABULARY = 1_000_000
 
@@ -24,6 +25,8 @@ class LlamaCppBackend:
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
+        self._plain_token: int | None = None
+        self._scoring = asyncio.Lock()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
@@ -53,7 +56,10 @@ class LlamaCppBackend:
 
     async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
         """One request per position, in order, so that each reads only what the one before had not read."""
-        scores = {p: await self._score_one(list(ids[:p]), ids[p]) for p in sorted(set(positions))}
+        async with self._scoring:  # questions about another sequence in between would empty the server's cache
+            if self._plain_token is None:
+                self._plain_token = int(field(await self._http.post("/tokenize", {"content": "a"}), "tokens", 0))
+            scores = {p: await self._score_one(list(ids[:p]), ids[p]) for p in sorted(set(positions))}
         return [scores[p] for p in positions]
 
     async def _score_one(self, prefix: list[int], token: int) -> float:
@@ -61,11 +67,11 @@ class LlamaCppBackend:
             body = {
                 "prompt": prefix,
                 "n_predict": 1,
-                "temperature": 1.0,
+                # What is sampled does not matter, but inside a character no probabilities would come: sample a letter.
+                "temperature": 0.0,
+                "logit_bias": [[self._plain_token, 1000.0]],
                 "n_probs": wanted,
                 "cache_prompt": True,
-                "return_tokens": True,
-                "ignore_eos": False,
             }
             answer = await self._http.post("/completion", body)
             for entry in field(answer, "completion_probabilities", 0, "top_logprobs"):

@@ -30,15 +30,18 @@ class _Reader:
         self._data, self._position = data, position
 
     def scalar(self, code: str) -> Any:
+        """One number."""
         (value,) = self._unpack(f"<{code}")
         return value
 
     def string(self) -> str:
+        """A length and that many bytes."""
         size = self.scalar("Q")
         start, self._position = self._position, self._position + size
         return self._data[start : start + size].decode("utf-8")
 
     def value(self, kind: int) -> Any:
+        """A value of a given type; arrays may nest."""
         if kind == STRING:
             return self.string()
         if kind != ARRAY:

@@ -43,7 +43,11 @@ class CpuModel:
         cache: Path | None = None,
         chat_template: str | None = None,
     ) -> None:
-        """`context_tokens` is the context of each of the `parallel` slots; `lora` is a GGUF adapter."""
+        """`context_tokens` is the context of each of the `parallel` slots; `lora` is a GGUF adapter.
+
+        llama.cpp's threads wait for each other by spinning: where other processes want the cores too, one thread is
+        several times as fast as two (measured: 4.7 s against 26 s for 30 tokens under load).
+        """
         self._model, self._f16, self._cache = model, f16, cache
         self._context_tokens, self._parallel = context_tokens, parallel
         self._threads = threads or os.cpu_count() or 1

@@ -41,6 +41,7 @@ def routes(server: StandIn) -> list[web.RouteDef]:
 
 def _fixed(answer: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(_: web.Request) -> web.Response:
+        """The same answer every time."""
         return _json(answer)
 
     return handle
@@ -48,6 +49,7 @@ def _fixed(answer: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
 
 def _endpoint(server: StandIn, path: str, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
+        """One request, with its faults as HTTP."""
         try:
             body = orjson.loads(await request.read())
             return _json(await handler(server, path, body))

@@ -117,6 +117,7 @@ def slow(inner: Policy = good, delay_s: float = 0.5) -> Policy:
     """Another policy, each turn after a fixed delay."""
 
     async def play(request: PolicyRequest) -> Reply:
+        """The inner policy, later."""
         reply = await settle(inner(request))
         return Reply(reply.text, reply.delay_s + delay_s, reply.ended)
 
@@ -127,6 +128,7 @@ def failing(inner: Policy = good, *, every: int = 3, status: int = 503) -> Polic
     """Another policy; every so many requests fail."""
 
     async def play(request: PolicyRequest) -> Reply:
+        """The inner policy, or a fault."""
         if request.number % every == every - 1:
             raise Fault(status)
         return await settle(inner(request))

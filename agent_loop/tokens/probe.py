@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_loop.model import Message, ToolSchema
 from agent_loop.tokens.messages import MessageShape
+from agent_loop.tokens.probes import HISTORIES, PENDING, THOUGHT, TOOL, USER, call_turn, result
 from agent_loop.tokens.template import (
     LOCAL_HISTORY,
     MARKER,
@@ -22,58 +23,10 @@ from agent_loop.tokens.template import (
     Tokenizer,
     Traits,
     marker_turn,
+    opens_thinking,
     render_after_marker,
     special_texts,
     split_after_marker,
-)
-
-TOOL: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "Xd1probe",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "Xd2probe"}}},
-    },
-}
-SYSTEM: Message = {"role": "system", "content": "Xs0probe"}
-USER: Message = {"role": "user", "content": "Xu0probe"}
-THOUGHT = "Xt0probe"
-
-
-def result(index: int) -> Message:
-    """A tool result with an unique text."""
-    return {"role": "tool", "tool_call_id": f"call_probe_{index}", "name": "probe_tool", "content": f"Xr{index}probe"}
-
-
-def call_turn(*indexes: int, reasoning: str | None = None) -> Message:
-    """An assistant turn with calls."""
-    calls = [
-        {
-            "id": f"call_probe_{index}",
-            "type": "function",
-            "function": {"name": "probe_tool", "arguments": {"a": f"Xa{index}probe"}},
-        }
-        for index in indexes
-    ]
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-    return turn | {"reasoning_content": reasoning} if reasoning else turn
-
-
-def answer_turn(text: str) -> Message:
-    """An assistant turn without calls."""
-    return {"role": "assistant", "content": text}
-
-
-PENDING: Mapping[str, tuple[Message, ...]] = {
-    "one result": (result(7),),
-    "two results": (result(7), result(8)),
-    "a user message": (USER,),
-}
-HISTORIES: tuple[tuple[Message, ...], ...] = (
-    (USER,),
-    (SYSTEM, USER),
-    (SYSTEM, USER, call_turn(1), result(1), answer_turn("Xw1probe"), USER),
-    (SYSTEM, USER, call_turn(1, 2, reasoning=THOUGHT), result(1), result(2), call_turn(3), result(3)),
 )
 
 
@@ -93,6 +46,8 @@ def probe_template(
     prober = _Prober(renderer, [_text(tokenizer, i) for i in known])
     traits = prober.traits()
     ends = [tokenizer.encode(e, add_special_tokens=False) for e in (traits.call_end, traits.answer_end) if e]
+    if any(len(end) != 1 for end in ends):
+        raise TemplateRefused("the chat template ends assistant turns with something that is no single token")
     return ChatTemplate(renderer, traits, frozenset(known) | {e[0] for e in ends}, frozenset(stop_ids))
 
 
@@ -273,7 +228,7 @@ class _Prober:
             traits,
             merged_results=bool(header) and not any(token in between for token in header),
             prompt_after_results=not without.endswith(closing),
-            starts_in_thinking=_opens_thinking(first),
+            starts_in_thinking=opens_thinking(first),
             schemas="Xd1probe" in first,
             thinking=self._thinking(traits, tools),
             prefix_stable=self._prefix_stable(traits, tools),
@@ -301,8 +256,3 @@ def _first_of(text: str, candidates: Sequence[str]) -> str | None:
     """The candidate that occurs first in the text; of two that start together the longer one."""
     found = [(text.find(c), -len(c), c) for c in candidates if c and c in text]
     return min(found)[2] if found else None
-
-
-def _opens_thinking(prompt: str) -> bool:
-    """Whether the prompt's last thinking tag is an opening one at its very end."""
-    return prompt.rstrip().endswith(("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<mm:think>"))

@@ -8,6 +8,7 @@ turn ends where the first stop token after it stands: that is where a model stop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -16,6 +17,8 @@ from agent_loop.model import Message, ModelRefused, ToolSchema
 from agent_loop.tokens.guard import Guard, pieces
 from agent_loop.tokens.messages import MessageShape, shape_messages
 
+PROMPT_END_TOKENS = 16
+"""Tokens at a prompt's end that are read to see whether it opens a thinking block."""
 MARKER = "Zq7kVx9w"
 """Stands in the stand-in turn: letters and digits, so that no template escapes or trims it."""
 
@@ -39,6 +42,14 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Ids to text."""
+
+
+_THINKING_OPENED = re.compile(r"(<[a-z_]*:?think(ing)?(:[a-z]+)?>|\[THINK\]|<\|START_THINKING\|>)\s*\Z")
+
+
+def opens_thinking(prompt: str) -> bool:
+    """Whether a prompt ends with an opened thinking block, so that what is sampled begins inside it."""
+    return _THINKING_OPENED.search(prompt) is not None
 
 
 def special_texts(tokenizer: Tokenizer) -> list[str]:
@@ -138,6 +149,10 @@ class ChatTemplate:
         if (fast := _fast(self.tokenizer)) is not None:
             return cast("str", fast.decode(ids, skip_special_tokens=False))
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def ends_in_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether sampling after this prompt begins inside a thinking block; looks at its end only."""
+        return opens_thinking(self.decode(prompt_ids[-PROMPT_END_TOKENS:]))
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """The whole view as text, ready for sampling."""

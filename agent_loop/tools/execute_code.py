@@ -102,6 +102,8 @@ def _check_python(bridge: ScriptBridge, result: ExecResult) -> None:
         raise ToolFailure(
             "There is no Python in this sandbox: execute_code cannot run. Use the terminal.", status="error"
         )
+    if result.exit_code == 0:
+        raise ToolFailure("The sandbox's python3 ended without running the script. Use the terminal.", status="error")
 
 
 def _report(ctx: ToolContext, bridge: ScriptBridge, result: ExecResult) -> dict[str, Any]:

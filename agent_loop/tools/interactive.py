@@ -29,17 +29,21 @@ def interactive_hint(command: str) -> str | None:
     """Advice when the command starts a program that wants a person at a terminal."""
     for part in re.split(r"&&|\|\||[;|&\n]", command):
         words = [word for word in part.split() if not re.fullmatch(r"\w+=\S*", word)]
-        if words and words[0] == "sudo":
-            words = words[1:]
-        if not words:
-            continue
-        program = words[0].rsplit("/", 1)[-1]
-        if (kind := _KINDS.get(program)) is not None:
-            return f"{program} needs a terminal. {_ADVICE[kind]}"
-        if program in _INTERPRETERS and len(words) == 1 and "<" not in part and "|" not in command:
-            return f"{program} without arguments waits for input. Pass the code (-c) or a file, or use pty=true."
-        if program == "git" and words[1:2] == ["rebase"] and ("-i" in words or "--interactive" in words):
-            return "git rebase -i opens an editor. Set GIT_SEQUENCE_EDITOR, or use non-interactive commands."
+        if words[:1] == ["sudo"]:
+            del words[0]
+        if words and (hint := _program_hint(words, piped="|" in command)):
+            return hint
+    return None
+
+
+def _program_hint(words: list[str], *, piped: bool) -> str | None:
+    program = words[0].rsplit("/", 1)[-1]
+    if (kind := _KINDS.get(program)) is not None:
+        return f"{program} needs a terminal. {_ADVICE[kind]}"
+    if program in _INTERPRETERS and len(words) == 1 and not piped:
+        return f"{program} without arguments waits for input. Pass the code (-c) or a file, or use pty=true."
+    if program == "git" and words[1:2] == ["rebase"] and ("-i" in words or "--interactive" in words):
+        return "git rebase -i opens an editor. Set GIT_SEQUENCE_EDITOR, or use non-interactive commands."
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_loop.tools.commit import commit
 from agent_loop.tools.diff import unified_diff
 from agent_loop.tools.errors import InvalidArguments, ToolFailure
 from agent_loop.tools.replace import replace_text
@@ -28,6 +29,7 @@ async def _replace(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any
     for needed in ("path", "old_string", "new_string"):
         if not isinstance(arguments.get(needed), str):
             raise InvalidArguments(f"mode='replace' needs path, old_string and new_string; {needed} is missing.")
+    _check_text(arguments["new_string"])
     path = await ctx.workspace.resolve(arguments["path"])
     async with ctx.workspace.editing([path]):
         old = await _open(ctx, path)
@@ -40,12 +42,20 @@ async def _replace(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any
             bool(arguments.get("replace_all")),
         )
         new = old.with_text(done.text)
-        await _commit(ctx, {path: old}, {path: new})
+        await commit(ctx.workspace, {path: old}, {path: new}, {})
     result = _report({path: old}, {path: new})
     result["replacements"] = done.count
     if done.way != "exact":
         result["match"] = f"Not exact: found by ignoring differences in {done.way}."
     return result
+
+
+def _check_text(text: str) -> None:
+    """Lone surrogates stand for bytes of a file that are not UTF-8; the model has no way to write those."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArguments(f"The text has a lone surrogate at character {error.start}.") from None
 
 
 def _fitted(piece: str, file: EditableText) -> str:
@@ -55,6 +65,7 @@ def _fitted(piece: str, file: EditableText) -> str:
 async def _patch(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments.get("patch"), str):
         raise InvalidArguments("mode='patch' needs the patch.")
+    _check_text(arguments["patch"])
     changes = parse_patch(arguments["patch"])
     for change in changes:
         change.path = await ctx.workspace.resolve(change.path)
@@ -64,12 +75,14 @@ async def _patch(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
         opened = {path: await _open(ctx, path) for path in paths}
         texts = {path: file.text if file else None for path, file in opened.items()}
         changed = apply_changes(changes, texts)
-        moved_from = {change.move_to: opened[change.path] for change in changes if change.move_to}
+        moves = {change.move_to: change.path for change in changes if change.move_to}
         new = {
-            path: None if text is None else (opened[path] or moved_from.get(path) or EditableText("")).with_text(text)
+            path: None
+            if text is None
+            else (opened[path] or opened.get(moves.get(path, "")) or EditableText("")).with_text(text)
             for path, text in changed.items()
         }
-        await _commit(ctx, opened, new)
+        await commit(ctx.workspace, opened, new, moves)
     return _report(opened, new)
 
 
@@ -80,32 +93,6 @@ async def _open(ctx: ToolContext, path: str) -> EditableText | None:
     if reason := binary_reason(data):
         raise ToolFailure(f"{path} is {reason}: it cannot be patched.")
     return EditableText.from_bytes(data)
-
-
-async def _commit(ctx: ToolContext, old: dict[str, EditableText | None], new: dict[str, EditableText | None]) -> None:
-    """Write every file, or put back those already written when one is refused."""
-    try:
-        data = {path: file.to_bytes() if file else None for path, file in new.items()}
-    except UnicodeEncodeError:
-        raise InvalidArguments("The new text has a lone surrogate: it cannot be stored as UTF-8.") from None
-    done: list[str] = []
-    try:
-        # Removals last: until every write has worked, nothing is lost.
-        for path, content in sorted(data.items(), key=lambda item: item[1] is None):
-            await _put(ctx, path, content)
-            done.append(path)
-    except ToolFailure:
-        for path in reversed(done):
-            before = old.get(path)
-            await _put(ctx, path, before.to_bytes() if before else None)
-        raise
-
-
-async def _put(ctx: ToolContext, path: str, content: bytes | None) -> None:
-    if content is None:
-        await ctx.workspace.remove(path)
-    else:
-        await ctx.workspace.write(path, content)
 
 
 def _report(old: dict[str, EditableText | None], new: dict[str, EditableText | None]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import secrets
 from typing import Any
 
@@ -16,6 +17,8 @@ from agent_loop.runtime import NestedCall
 from agent_loop.tools.json_text import dump
 from agent_loop.tools.tool import ToolContext
 from sandbox_pool.errors import SandboxError
+
+log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 200_000
 PIECE_CHARS = 25_000
@@ -80,6 +83,9 @@ class ScriptBridge:
             if not self.fault.done():
                 self.fault.set_exception(error)
             return _refused("The sandbox was lost.")
+        except Exception as error:  # the script waits for an answer, whatever went wrong here
+            log.exception("a script's call of %s failed", name)
+            return _refused(f"{name} failed: {type(error).__name__}: {error}")
         self.nested.append(record)
         return self._reply(outcome.text)
 

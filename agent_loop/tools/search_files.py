@@ -12,7 +12,7 @@ from agent_loop.tools.tool import Tool, ToolContext, load_schema
 from sandbox_pool.results import ExecResult
 
 _TIMEOUT_S = 60
-_MAX_OUTPUT_CHARS = 4_000_000
+_MAX_OUTPUT_CHARS = 1_000_000
 _MAX_LINE_CHARS = 500
 
 

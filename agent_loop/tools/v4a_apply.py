@@ -73,21 +73,25 @@ def _locate(lines: list[str], hunk: Hunk, first: int, path: str) -> tuple[int, l
     if not matches.starts and after_hints != first:
         # The hint may itself be among the hunk's context lines.
         matches = find_blocks(lines, hunk.old, first)
-    starts = matches.starts
-    if hunk.at_end:
-        starts = tuple(start for start in starts if start + len(hunk.old) == len(lines)) or starts
+    start = _choose(matches.starts, hunk, first, path, lines)
+    return start, lines[start : start + len(hunk.old)]
+
+
+def _choose(starts: tuple[int, ...], hunk: Hunk, first: int, path: str, lines: list[str]) -> int:
+    """The place that is meant, of all that fit."""
     if not starts:
         near = nearest_lines(lines, hunk.old)
         hint = f" The nearest lines are:\n{near}" if near else ""
         raise ToolFailure(f"{path}: the hunk at patch line {hunk.line} does not match the file.{hint}")
-    if len(starts) > 1 and not hunk.hints and first == 0 and not hunk.at_end:
+    if hunk.at_end:
+        return starts[-1]
+    if len(starts) > 1 and not hunk.hints and first == 0:
         shown = ", ".join(str(start + 1) for start in starts[:20])
         raise ToolFailure(
             f"{path}: the hunk at patch line {hunk.line} matches {len(starts)} places (lines {shown}). "
             "Add more context lines, or a line above the change after '@@'."
         )
-    start = starts[-1] if hunk.at_end else starts[0]
-    return start, lines[start : start + len(hunk.old)]
+    return starts[0]
 
 
 def _after_hints(lines: list[str], hunk: Hunk, first: int, path: str) -> int:

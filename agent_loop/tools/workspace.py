@@ -66,7 +66,7 @@ class Workspace:
             raise InvalidArguments(f"The path is {size} bytes long; {MAX_PATH_BYTES} is the limit.")
         if path == "~" or path.startswith("~/"):
             path = posixpath.join((await self._find_places())[0], path[2:])
-        return posixpath.join(self.cwd, path)
+        return _plain(posixpath.join(self.cwd, path))
 
     async def scratch(self) -> str:
         """Where temporary files go: /tmp, or the slot's own place where /tmp is not its own."""
@@ -102,10 +102,18 @@ class Workspace:
             raise ToolFailure(f"{path} is larger than {limit_bytes:,} bytes: too large to edit here. Use the terminal.")
         return data
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file atomically; parents are made, an existing file's mode is kept."""
+    async def mode(self, path: str) -> int | None:
+        """Permissions of a file, or None when there is none."""
         try:
-            await self._sandbox.write_file(path, data)
+            found = await self._sandbox.stat(path)
+        except SandboxFileError as error:
+            raise file_failure(path, error) from error
+        return found.mode if found and found.kind == "file" else None
+
+    async def write(self, path: str, data: bytes, mode: int | None = None) -> None:
+        """Write a file atomically; parents are made, an existing file's mode is kept unless one is given."""
+        try:
+            await self._sandbox.write_file(path, data, mode=mode)
         except SandboxFileError as error:
             raise file_failure(path, error) from error
 
@@ -127,6 +135,14 @@ class Workspace:
         lowered = {entry.lower(): entry for entry in sorted(entries)}
         close = difflib.get_close_matches(name.lower(), list(lowered)[:2000], n=SIMILAR_NAMES, cutoff=0.5)
         return [posixpath.join(folder, lowered[match]) for match in close]
+
+
+def _plain(path: str) -> str:
+    """The path without empty and `.` parts, so that one file has one name. `..` stays: before it may be a link."""
+    if "/./" not in path and "//" not in path and not path.endswith("/."):
+        return path
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    return "/" + "/".join(parts) + ("/" if path.endswith("/") and parts else "")
 
 
 _SENTENCES = {

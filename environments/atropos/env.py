@@ -21,13 +21,15 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import Field
 
 from environments.atropos.api import RolloutApi
-from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
+from environments.atropos.compat import plain_chat_template, usable_api_key
 from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.link import ApiLink
+from environments.atropos.metrics_log import MetricsLog
 from environments.atropos.outbox import Outbox
 from environments.atropos.pacing import Pace, batch_problem
 from environments.atropos.serve import ServeCounts, ServeHooks, ServeLoop, ServeSettings
 from environments.atropos.stops import Stop
+from environments.runs.store import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +88,10 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.jsonl_writer = None
         self.counts = ServeCounts()
         self.outbox: Outbox | None = None
-        self._wandb_run: Any = None
+        self.metrics_log = MetricsLog()
 
     def _server_count(self) -> int:
-        return len(self.server_configs) if isinstance(self.server_configs, list) else 1
+        return max(1, len(self.server_configs)) if isinstance(self.server_configs, list) else 1
 
     @cached_property
     def server(self) -> Any:
@@ -137,16 +139,13 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
     async def _serve(self, api: RolloutApi, stop: Stop) -> None:
         link = ApiLink(api, self._registration_request(), stop, self.config.api_wait_s)
         try:
-            registering = asyncio.create_task(link.register())
-            stopping = asyncio.create_task(stop.draining.wait())
-            await asyncio.wait({registering, stopping}, return_when="FIRST_COMPLETED")
-            stopping.cancel()
-            if not registering.done():
-                registering.cancel()
+            registration = await stop.unless_draining(link.register())
+            if registration is None:
                 return
-            registration = registering.result()
             self._adopt(registration)
-            await self._open_wandb(api)
+            self.wandb_group, self.wandb_project = await self.metrics_log.open(
+                api, self.config.use_wandb, str(self.wandb_prepend), self.public_config()
+            )
             async with Outbox(link, self.config.outbox_groups) as outbox:
                 self.outbox = outbox
                 loop = ServeLoop(link, outbox, self._serve_settings(registration), self._hooks(api), stop)
@@ -250,24 +249,6 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             self.items_sent_this_step = 0
             await self.wandb_log({})
 
-    async def _open_wandb(self, api: RolloutApi) -> None:
-        if not self.config.use_wandb:
-            return
-        if obstacle := wandb_obstacle():
-            log.warning("%s", obstacle)
-            self.config.use_wandb = False
-            return
-        import wandb
-
-        self.wandb_group, self.wandb_project = await api.wandb_info()
-        self._wandb_run = await asyncio.to_thread(
-            wandb.init,
-            name=self.wandb_prepend,
-            project=self.wandb_project,
-            group=self.wandb_group,
-            config=self.public_config(),
-        )
-
     def public_config(self) -> dict[str, Any]:
         """The config as it may be shown and stored: plain values, no secrets."""
         return dict(self.config.model_dump(mode="json"))
@@ -282,10 +263,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         if self.outbox is not None:
             metrics |= {f"delivery/{key}": value for key, value in vars(self.outbox.delivery).items()}
         metrics |= {f"groups/rejected_{reason}": count for reason, count in self.counts.rejected.items()}
-        log.info("step %d: %s", self.curr_step, metrics)
-        if self._wandb_run is not None:
-            prefix = f"{self.wandb_prepend}_" if self.wandb_prepend else ""
-            self._wandb_run.log({f"{prefix}{key}": value for key, value in metrics.items()}, step=self.curr_step)
+        self.metrics_log.write(metrics, self.curr_step)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """What a restarted environment needs to go on; JSON. Override together with `restore_checkpoint`."""
@@ -303,11 +281,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         state = self.checkpoint_state() if data is None else data
         if not state:
             return
-        path = self._checkpoint_path(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(state))
-        part.replace(path)
+        write_whole(self._checkpoint_path(step), json.dumps(state).encode())
 
     def load_checkpoint(self) -> None:
         """Restore the state stored for the trainer's step, if there is one."""
@@ -321,5 +295,4 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
     def _log_end(self) -> None:
         delivery = vars(self.outbox.delivery) if self.outbox is not None else {}
         log.info("served: %s; delivery: %s", vars(self.counts), delivery)
-        if self._wandb_run is not None:
-            self._wandb_run.finish()
+        self.metrics_log.close()

@@ -96,7 +96,7 @@ class ServeLoop:
     async def run(self) -> None:
         """Serve until the trainer is done, the items are used up, or a stop is asked for; then drain."""
         try:
-            while (status := await self._status_unless_stopped()) is not None:
+            while (status := await self._stop.unless_draining(self._link.status())) is not None:
                 await self._advance(status)
                 if self._is_over(status):
                     break
@@ -107,18 +107,6 @@ class ServeLoop:
             log.warning("%s", reason)
         finally:
             await self._cancel_rest()
-
-    async def _status_unless_stopped(self) -> EnvStatus | None:
-        """run-api's status; None as soon as a stop is asked for, even while run-api is away."""
-        asking = asyncio.create_task(self._link.status())
-        stopping = asyncio.create_task(self._stop.draining.wait())
-        try:
-            await asyncio.wait({asking, stopping}, return_when="FIRST_COMPLETED")
-            return None if stopping.done() else asking.result()
-        finally:
-            stopping.cancel()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
 
     async def _current_pace(self) -> Pace:
         if self._pace is None or self._epoch != self._link.epoch:

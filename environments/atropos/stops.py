@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -27,6 +29,18 @@ class Stop:
         else:
             log.warning("%s: starting nothing new, finishing what runs", why)
             self.draining.set()
+
+    async def unless_draining(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """The result of some work; None when a stop is asked for first, and then the work is cancelled."""
+        working = asyncio.create_task(work)
+        stopping = asyncio.create_task(self.draining.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when="FIRST_COMPLETED")
+            return None if stopping.done() else working.result()
+        finally:
+            stopping.cancel()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[Stop]:

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 HELP = "measure the loop (and other parts) on this machine"
 EXAMPLE = "hermes-rl bench loop --rollouts 64 --turns 8"
 
-BENCHES = ("loop", "tools")
+BENCHES = ("loop", "serve", "tools")
 
 
 @dataclass(frozen=True)

@@ -32,32 +32,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the file; exit code 1 and the first violation when something is wrong."""
-    from agent_loop.verify import Report, read_records
-
-    if not args.file.is_file():
-        raise UsageError(f"{args.file}: no such file")
-    report = Report()
-    keep: list[tuple[int, RolloutRecord]] = []
-    try:
-        with args.file.open("rb") as lines:
-            for number, record in read_records(lines):
-                report.add(record, number)
-                if args.against and record.segments:
-                    keep.append((number, record))
-    except ValueError as error:
-        raise UsageError(f"{args.file}: {error}") from error
-    if not report.rollouts:
-        raise UsageError(f"{args.file}: no rollouts in it")
+    report, with_tokens = _read(args.file, keep=bool(args.against))
     confirmation = None
     if args.against and report.ok:
-        if not keep:
+        if not with_tokens:
             raise UsageError(f"{args.file}: no rollout has tokens, there is nothing to ask {args.against} about")
-        confirmation = asyncio.run(_confirm(args, keep))
+        confirmation = asyncio.run(_confirm(args, with_tokens))
     first = _first_violation(report, confirmation)
-    print(json.dumps(_as_json(report, confirmation, first), indent=2) if args.json else _as_table(report, confirmation))
-    if first and not args.json:
-        print(f"\nFAILED: {first}")
+    if args.json:
+        print(json.dumps(_as_json(report, confirmation, first), indent=2))
+    else:
+        print(_as_table(report, confirmation) + (f"\n\nFAILED: {first}" if first else ""))
     return 1 if first else 0
+
+
+def _read(path: Path, *, keep: bool) -> tuple[Report, list[tuple[int, RolloutRecord]]]:
+    """The report on a file, and its records with tokens when they are needed again."""
+    from agent_loop.verify import Report, read_records
+
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    report = Report()
+    kept: list[tuple[int, RolloutRecord]] = []
+    try:
+        with path.open("rb") as lines:
+            for number, record in read_records(lines):
+                report.add(record, number)
+                if keep and record.segments:
+                    kept.append((number, record))
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+    if not report.rollouts:
+        raise UsageError(f"{path}: no rollouts in it")
+    return report, kept
 
 
 async def _confirm(args: argparse.Namespace, records: list[tuple[int, RolloutRecord]]) -> Confirmation:

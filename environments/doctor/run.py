@@ -9,10 +9,12 @@ from typing import Any
 from environments.doctor import backends, host
 from environments.doctor.endpoint import endpoints
 from environments.doctor.findings import Finding
+from environments.doctor.isolation import isolation
 
 EXAMINATIONS: tuple[Callable[[], Awaitable[Finding]], ...] = (
     host.python,
     host.compiler,
+    isolation,
     host.cgroups,
     backends.nomad,
     backends.modal,

@@ -125,6 +125,14 @@ def append_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file at once: a reader, or a crash, never sees half of it. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
 def _locked(path: Path) -> int:
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
@@ -162,11 +170,8 @@ def _group_id(line: bytes) -> Any:
 
 def _rewrite(path: Path, lines: list[bytes]) -> None:
     content = b"".join(line + b"\n" for line in lines)
-    if path.exists() and path.read_bytes() == content:
-        return
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    part.replace(path)
+    if not (path.exists() and path.read_bytes() == content):
+        write_whole(path, content)
 
 
 def _first_difference(stored: Any, current: Any, path: str = "") -> str | None:

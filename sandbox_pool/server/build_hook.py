@@ -18,12 +18,14 @@ class SlotHelperHook(BuildHookInterface):  # type: ignore[misc]
         if self.target_name != "wheel" or version == "editable":
             return
         building = _load_building(Path(self.root))
-        problem = building.compile_helper(building.prebuilt())
+        prebuilt = building.prebuilt()
+        # Outside the source tree: a build must leave nothing in a checkout.
+        compiled = building.cache_dir() / prebuilt.name
+        problem = building.compile_helper(compiled)
         if problem is not None:
             self.app.display_warning(f"slot helper not compiled, slots will be slower: {problem}")
             return
-        relative = building.prebuilt().relative_to(self.root)
-        build_data["force_include"][str(building.prebuilt())] = str(relative)
+        build_data["force_include"][str(compiled)] = str(prebuilt.relative_to(self.root))
         build_data["pure_python"] = False
         # A static program: of this platform, but of no particular Python.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -29,8 +29,8 @@ def source_hash() -> str:
 
 
 def prebuilt() -> Path:
-    """Where a wheel carries the helper that was compiled when it was built."""
-    return SOURCES / f"slot-helper-{platform.machine()}"
+    """Where a wheel carries its compiled helper; the hash in the name keeps one of other sources from being used."""
+    return SOURCES / f"slot-helper-{source_hash()}"
 
 
 def compile_helper(target: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""WRITING.md is true: its example runs as it stands, and what it leaves is exact."""
+"""README and WRITING.md are true: the example runs as it stands, and what it leaves is exact."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import environments
 from agent_loop.verify import verify_lines
 from environments.launch import load_environment
 
-PAGE = (Path(environments.__file__).parent / "WRITING.md").read_text()
+ROOT = Path(environments.__file__).parents[1]
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def block(page: str, language: str, begins: str = "") -> str:
+    found = re.search(rf"```{language}\n({begins}.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert found is not None
     return found[1]
 
 
 def test_the_example_environment_runs_as_written(tmp_path: Path) -> None:
-    (tmp_path / "lines.py").write_text(block("python"))
-    (tmp_path / "lines.yaml").write_text(block("yaml"))
-    first = block("bash").splitlines()[0].split()
+    (tmp_path / "lines.py").write_text(block("README.md", "python"))
+    (tmp_path / "lines.yaml").write_text(block("environments/WRITING.md", "yaml"))
+    first = block("README.md", "bash", "python ").splitlines()[0].split()
     assert first[0] == "python"
     state = ["--env.pool.state_dir", str(tmp_path / "state")]
     done = subprocess.run(

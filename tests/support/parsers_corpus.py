@@ -16,7 +16,7 @@ DATA = Path(__file__).resolve().parents[1] / "tool_parsers" / "data"
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.parsers_judge import verdict  # noqa: E402
+from support.parsers_judge import same, verdict  # noqa: E402
 from tool_parsers import get_parser  # noqa: E402
 
 
@@ -39,17 +39,28 @@ def complaints(record: dict[str, Any]) -> list[str]:
     return verdict(record, result.content, calls, result.reasoning)
 
 
+def calls_as_recorded(record: dict[str, Any]) -> bool:
+    """Whether our calls equal the peer's recorded answer in every name and argument, asserted or not."""
+    result = get_parser(record["parser"]).parse(record["input_text"], record["tools"], record.get("start_state"))
+    ours = [[call.name, call.arguments] for call in result.good_calls]
+    return same(ours, [[call["name"], call["arguments"]] for call in record["expected_tool_calls"]])
+
+
 def table() -> str:
     """Pass rates per format as Markdown."""
-    total, passed, named = Counter[str](), Counter[str](), Counter[str]()
+    total, passed, named, equal = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for record in records():
         name = record["parser"]
         total[name] += 1
         passed[name] += not complaints(record)
         named[name] += record["id"] in refused()
-    lines = ["| format | cases | pass | refused by name |", "|---|---|---|---|"]
-    lines += [f"| {name} | {total[name]} | {passed[name]} | {named[name] or ''} |" for name in sorted(total)]
-    lines.append(f"| **all** | **{total.total()}** | **{passed.total()}** | **{named.total()}** |")
+        equal[name] += calls_as_recorded(record)
+    lines = ["| format | cases | pass | refused by name | calls equal the recorded answer |", "|---|---|---|---|---|"]
+    for name in sorted(total):
+        lines.append(f"| {name} | {total[name]} | {passed[name]} | {named[name] or ''} | {equal[name]} |")
+    lines.append(
+        f"| **all** | **{total.total()}** | **{passed.total()}** | **{named.total()}** | **{equal.total()}** |"
+    )
     return "\n".join(lines)
 
 

@@ -18,10 +18,11 @@ def double_end(record: RolloutRecord) -> None:
     call = record.sampled_calls[0]
     at = len(call.prompt_ids) + len(call.sampled_ids)
     segment = record.segments[0]
-    for values, value in ((segment.tokens, call.sampled_ids[-1]), (segment.masks, -100), (segment.logprobs, 1.0)):
+    end = call.sampled_ids[-1] if call.finish_reason == "stop" else segment.tokens[at]  # cut short: the glue wrote it
+    for values, value in ((segment.tokens, end), (segment.masks, -100), (segment.logprobs, 1.0)):
         values.insert(at, value)
     for later in _calls_after(record, 0):
-        later.prompt_ids.insert(at, call.sampled_ids[-1])
+        later.prompt_ids.insert(at, end)
 
 
 def drop_glue(record: RolloutRecord) -> None:
@@ -54,6 +55,6 @@ def corrupted(record: RolloutRecord, fault: Callable[[RolloutRecord], None]) -> 
 
 
 def follows_itself(record: RolloutRecord) -> bool:
-    """Whether the first segment has a turn that ended by itself and was followed by another."""
+    """Whether the first segment has a turn of some length that was followed by another."""
     first = [c for c in record.sampled_calls if c.segment == 0]
-    return len(first) > 1 and first[0].finish_reason == "stop" and len(first[0].sampled_ids) > 3
+    return len(first) > 1 and all(len(c.sampled_ids) > 3 for c in first[:2])

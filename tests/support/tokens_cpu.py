@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -83,12 +84,13 @@ async def loop_rollouts(model: CpuModel, count: int) -> list[tuple[int, RolloutR
     return records
 
 
-async def chatty_rollouts(model: CpuModel, count: int, turns: int = 4) -> list[tuple[int, RolloutRecord]]:
+async def chatty_rollouts(model: CpuModel, count: int, turns: int = 3) -> list[tuple[int, RolloutRecord]]:
     """Short rollouts of several turns each, truncated now and then, whatever the model says."""
     recorder = recorder_for(model)
     records = []
     for number in range(count):
-        rollout = Rollout(recorder, Random(number), context_tokens=110, max_tokens=16, tools=())
+        rollout = Rollout(recorder, Random(number), context_tokens=85, max_tokens=10, tools=(), stop_at_length=0.0)
+        rollout.sampling = replace(rollout.sampling, seed=number + 1)
         rollout.output = lambda: "ok"
         await rollout.play(turns)
         records.append((number + 1, rollout.record(f"chat{number}")))

@@ -31,6 +31,7 @@ class Rollout:
         context_tokens: int = 1500,
         max_tokens: int = 120,
         tools: Sequence[dict] = (TERMINAL,),
+        stop_at_length: float = 0.5,
     ) -> None:
         self.rng = rng
         self.context_tokens = context_tokens
@@ -40,6 +41,7 @@ class Rollout:
             {"role": "user", "content": f"Task {rng.random()}"},
         ]
         self.tools = list(tools)
+        self.stop_at_length = stop_at_length
         self.conversation: RecordedConversation = recorder.open(self.messages, self.tools)
         self.truncations: list[dict] = []
         self.failures = 0
@@ -53,7 +55,7 @@ class Rollout:
                 self.truncations.append({"turn": number + 1})
             turn = await self.sample()
             follow = self.take(turn)
-            if turn.finish_reason == "length" and self.rng.random() < 0.5:
+            if turn.finish_reason == "length" and self.rng.random() < self.stop_at_length:
                 break
             self.messages += follow
             self.conversation.append(follow)

@@ -60,6 +60,7 @@ PARIS = [("weather", {"city": "Paris"})]
         ("deepseek_v4", '<｜DSML｜ calls>\n<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city">Paris</｜DSML｜parameter></｜DSML｜invoke>\n</｜DSML｜ calls>'),
         ("deepseek_v32", '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="arguments" string="false">{"city": "Paris"}</｜DSML｜parameter></｜DSML｜invoke>'),
         ("minicpm5", '<functionname="weather"><param name="city"><![CDATA[Paris]]></param></function>'),
+        ("minicpm5", '<functionĠname="weather"><paramĠname="city">Paris</param></function>'),
         ("glm45", "<tool_call>weather\\n<arg_key>city</arg_key>\\n<arg_value>Paris</arg_value>\\n</tool_call>"),
         ("k2_horizon", '<ifm|tool_calls><ifm|tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</ifm|tool_call></ifm|tool_calls>'),
         ("k2_horizon", "<ifm|tool_call>weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type><ifm|arg_value>Paris</ifm|arg_value></ifm|tool_call>"),
@@ -76,7 +77,6 @@ PARIS = [("weather", {"city": "Paris"})]
         ("functionary_v32", 'weather\n{"city": "Paris"}'),
         ("apertus", '<|tools_prefix|>[{"weather": {"city": "Paris"}}]'),
         ("apriel16", 'steps\n[BEGIN FINAL RESPONSE]\n<tool_calls>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_calls>'),
-        ("openai_json", '<function_calls>[{"name": "weather", "arguments": {"city": "Paris"}}]</function_calls>'),
         ("hermes", '<tool_call>\n{"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}\n</tool_call>'),
     ],
 )  # fmt: skip
@@ -132,6 +132,32 @@ def test_a_think_closer_inside_arguments_is_data() -> None:
         assert calls(parsed("hermes", call, None, start)) == [("f", {"a": "</think>"})]
     assert calls(parsed("hermes", f"<think>x</think>{call}")) == [("f", {"a": "</think>"})]
     assert calls(parsed("kimi_k2", "<think>go<|tool_call_begin|>f:0<|tool_call_argument_begin|>" + '{"a": "</think>"}<|tool_call_end|>')) == [("f", {"a": "</think>"})]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parser", "draft", "real"),
+    [
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=a>\nx",
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm47",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"a": "x',
+            '<tool_call>{"name": "f", "arguments": {"a": "1"}}</tool_call>',
+        ),
+    ],
+)
+def test_a_draft_that_breaks_off_in_thinking_swallows_nothing(parser: str, draft: str, real: str) -> None:
+    result = parsed(parser, f"<think>maybe {draft}</think>\n{real}")
+    assert calls(result) == [("f", {"a": "1"})]
+    assert result.reasoning.startswith("maybe")
 
 
 def test_several_thoughts_are_joined() -> None:

@@ -28,15 +28,14 @@ def pieces_of(text: str, rng: random.Random) -> list[str]:
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("record", records(), ids=lambda record: record["id"])
-def test_the_corpus_streams_to_the_same_outcome(record: dict[str, object]) -> None:
-    text, start = str(record["input_text"]), record.get("start_state")
-    whole = get_parser(str(record["parser"])).parse(text, record["tools"], start)  # type: ignore[arg-type]
-    rng = random.Random(str(record["id"]))
-    for pieces in (pieces_of(text, rng), pieces_of(text, rng)):
-        early, finished = streamed(str(record["parser"]), pieces, record["tools"], start)
-        assert finished == whole
-        assert tuple(early) == whole.calls[: len(early)]
+@pytest.mark.parametrize("parser", sorted({record["parser"] for record in records()}))
+def test_the_corpus_streams_to_the_same_outcome(parser: str) -> None:
+    for record in (record for record in records() if record["parser"] == parser):
+        text, start = record["input_text"], record.get("start_state")
+        whole = get_parser(parser).parse(text, record["tools"], start)
+        early, finished = streamed(parser, pieces_of(text, random.Random(record["id"])), record["tools"], start)
+        assert finished == whole, record["id"]
+        assert tuple(early) == whole.calls[: len(early)], record["id"]
 
 
 @every_format
@@ -48,7 +47,7 @@ def test_every_single_cut_gives_the_same_outcome(writer: Writer) -> None:
         + " words" * 30
     )
     whole = get_parser(writer.parser).parse(text, TOOLS)
-    for cut in range(0, len(text) + 1, 3):
+    for cut in range(0, len(text) + 1, 7):
         early, finished = streamed(writer.parser, [text[:cut], text[cut:]], TOOLS, "content")
         assert finished == whole
         assert tuple(early) == whole.calls[: len(early)], cut

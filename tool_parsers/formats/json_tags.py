@@ -27,7 +27,6 @@ FORMATS = (
             "mimo_vl",
             "smollm3",
             "bielik",
-            "minimax_m1_json",
         ),
         trim="strip",
         models="Hermes 2 / 3 / 4, Qwen2.5, Qwen3 instruct, QwQ, MiMo-VL, SmolLM3",
@@ -75,12 +74,6 @@ FORMATS = (
         joined=True,
         trim="verbatim",
         models="Inkling",
-    ),
-    Format(
-        "openai_json",
-        JsonCalls(("<function_calls>", "<tool>"), ("</function_calls>", "</tool>")),
-        aliases=("tool_json",),
-        models="models tuned on generic JSON-in-tag prompts",
     ),
     Format(
         "minimax_m1",

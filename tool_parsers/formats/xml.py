@@ -8,9 +8,8 @@ from dataclasses import replace
 from tool_parsers.readers.elements import Elements
 from tool_parsers.readers.tagged import Tagged
 from tool_parsers.segments import harmony, muse
-from tool_parsers.spec import THINK, THINK_IMPLICIT, Format, Reasoning
-
-_QUOTED = r"""["']?([^"'<>\n]{1,256})["']?"""
+from tool_parsers.spec import THINK_IMPLICIT, Format, Reasoning
+from tool_parsers.text import Text
 
 
 def _attribute(group: str, value: str = r"[^\"'<>\n]{1,256}") -> str:
@@ -56,14 +55,14 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
 
 _DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls")
 _MINICPM = Tagged(
-    function=re.compile(rf"<function\s{{0,8}}name={_attribute('name')}\s{{0,8}}>"),
+    function=re.compile(rf"<function[\sĠ]{{0,8}}name={_attribute('name')}\s{{0,8}}>"),
     function_ends=("</function>",),
-    parameter=re.compile(rf"<param\s{{0,8}}name={_attribute('key')}\s{{0,8}}>"),
+    parameter=re.compile(rf"<param[\sĠ]{{0,8}}name={_attribute('key')}\s{{0,8}}>"),
     parameter_end="</param>",
     untyped="text",
     duplicates_are_errors=True,
 )
-_GLYPHS = re.compile("[ĠĊ]")
+_GLYPHS = re.compile("<(?:function|param)Ġname=")
 _CDATA = re.compile(r"\s*+<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 
 
@@ -73,6 +72,16 @@ def without_cdata(value: str) -> str:
         return value
     match = _CDATA.fullmatch(value)
     return match.group(1) if match else value
+
+
+def without_glyphs(value: str) -> str:
+    """A value whose blanks came out as the tokenizer's own glyphs."""
+    return without_cdata(value.replace("Ġ", " ").replace("Ċ", "\n"))
+
+
+def _minicpm(text: Text) -> Format:
+    decode = without_glyphs if text.search(_GLYPHS) else without_cdata
+    return Format("minicpm5", replace(_MINICPM, decode_value=decode), joined=True)
 
 
 FORMATS = (
@@ -144,9 +153,9 @@ FORMATS = (
     ),
     Format(
         "minicpm5",
-        replace(_MINICPM, decode_value=without_cdata),
+        _MINICPM,
         aliases=("minicpm",),
-        joined=True,
+        adapt=_minicpm,
         models="MiniCPM 5",
     ),
     Format(
@@ -181,6 +190,7 @@ FORMATS = (
         ),
         segments=harmony,
         reasoning=None,
+        joined=True,
         models="Beam",
     ),
     Format(
@@ -209,5 +219,3 @@ FORMATS = (
         models="MiniMax M3",
     ),
 )
-
-__all__ = ["FORMATS", "THINK"]

@@ -43,7 +43,6 @@ class JsonCalls:
     """What must follow the opener for it to be an opener at all; '' when the opener alone is proof."""
     prefix: re.Pattern[str] | None = None
     """Text before the opener that belongs to the call (a message header, for instance)."""
-    closer_required: bool = False
     fence: bool = False
     """Whether a code fence around the objects is part of the format."""
 
@@ -223,9 +222,6 @@ class JsonCalls:
         single = len(calls) == 1 and not reading.errors
         last = calls[-1]
         repaired = [*last.repaired, "missing_bracket"] if array_open and last.ok else list(last.repaired)
-        error = last.error
-        if self.closer_required and not complete and error is None:
-            error = f"The call `{last.name}` was cut off before it was complete."
         span = (start, reading.end) if single else last.span
         calls[-1] = scan.call(
             last.name,
@@ -233,5 +229,5 @@ class JsonCalls:
             span,
             complete=complete and last.complete,
             repaired=repaired,
-            error=error,
+            error=last.error,
         )

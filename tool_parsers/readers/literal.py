@@ -54,16 +54,23 @@ class _Cursor:
         self.place += 1
         found: dict[str, Any] = {}
         while self.peek() != "}":
-            simple = _SIMPLE_PAIR.match(self.scan.text.raw, self.place, self.scan.end)
-            if simple is not None and simple.group(1) not in properties:
-                found[simple.group(1)] = int(simple.group(2))
-                self.place = simple.end()
+            if self._simple_pairs(found, properties):
                 continue
             key = self._key()
             found[key] = self.value(properties.get(key), depth + 1)
             self._separator("}")
         self.place += 1
         return found
+
+    def _simple_pairs(self, found: dict[str, Any], properties: Any) -> bool:
+        """Take the plain pairs that come next; whether there were any."""
+        raw, begin = self.scan.text.raw, self.place
+        while (pair := _SIMPLE_PAIR.match(raw, self.place, self.scan.end)) is not None:
+            if pair.group(1) in properties:
+                break
+            found[pair.group(1)] = int(pair.group(2))
+            self.place = pair.end()
+        return self.place > begin
 
     def _list(self, depth: int) -> list[Any]:
         self.place += 1

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from tool_parsers.readers.json_calls import JsonCalls
-from tool_parsers.schema import json_or_text, typed
+from tool_parsers.schema import typed
 from tool_parsers.spec import MAX_NAME, Reading, Scan
 
 _LITERAL_NEWLINES = re.compile(r"(?:\s|\\n)*+")
 _NAME = re.compile(r"[^\s<>{}\[\]\"`]{1,256}")
+
+
+@dataclass
+class _Call:
+    """One call as its pairs are collected."""
+
+    name: str
+    start: int
+    arguments: dict[str, Any] = field(default_factory=dict)
+    repaired: tuple[str, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -30,9 +41,6 @@ class Pairs:
     section_end: str = ""
     json_body: bool = False
     """Whether JSON call objects may stand between opener and closer."""
-    untyped_json: bool = False
-    complete_only: bool = False
-    """Whether a call without its closer is refused."""
 
     @cached_property
     def followers(self) -> re.Pattern[str]:
@@ -71,9 +79,8 @@ class Pairs:
         name, place = self._name(scan, inside)
         if not name:
             return self._nameless(scan, start, inside)
-        arguments: dict[str, Any] = {}
-        error, place = self._pairs(scan, name, place, arguments)
-        return self._closed(scan, start, name, place, arguments, error)
+        call = _Call(name, start)
+        return self._closed(scan, call, self._pairs(scan, call, place))
 
     def _name(self, scan: Scan, inside: int) -> tuple[str, int]:
         raw = scan.text.raw
@@ -92,35 +99,44 @@ class Pairs:
         end = scan.end if stop < 0 else stop + len(marker) if marker == self.closer else stop
         return Reading(end, errors=[scan.malformed("A call began but has no name.", (start, end))])
 
-    def _pairs(self, scan: Scan, name: str, place: int, arguments: dict[str, Any]) -> tuple[str | None, int]:
-        """Collect the pairs; returns an error (or None) and where they end."""
-        properties = scan.tools.properties(name)
+    def _pairs(self, scan: Scan, call: _Call, place: int) -> int:
+        """Collect the pairs; returns where they end."""
+        properties = scan.tools.properties(call.name)
         while True:
             place = self._skip(scan, place)
             simple = self.simple_pair.match(scan.text.raw, place, scan.end)
             if simple is not None:
                 key = simple.group(1).strip()
-                arguments[key] = self._typed(simple.group(2), "", properties, key)
+                call.arguments[key] = self._typed(simple.group(2), "", properties, key)
                 place = simple.end()
-                continue
-            if self.separator and scan.text.at(self.separator, place):
+            elif self.separator and scan.text.at(self.separator, place):
                 place += len(self.separator)
-                continue
-            if not scan.text.at(self.key[0], place) or place >= scan.end:
-                return None, place
-            key_end = scan.find(self.key[1], place)
-            if key_end < 0 or key_end - place > MAX_NAME + len(self.key[0]):
-                return f"The call `{name}` has a key without its closing tag.", place + len(self.key[0])
-            key = scan.text.raw[place + len(self.key[0]) : key_end].strip()
-            place = self._skip(scan, key_end + len(self.key[1]))
-            kind, place = self._kind(scan, place)
-            if not scan.text.at(self.value[0], place):
-                continue
-            begin = place + len(self.value[0])
-            end, place = self._value_end(scan, begin)
-            if end < 0:
-                return f"The call `{name}` was cut off inside `{key}`.", scan.end
-            arguments[key] = self._typed(scan.text.raw[begin:end], kind, properties, key)
+            elif scan.text.at(self.key[0], place) and place < scan.end:
+                place = self._pair(scan, call, place, properties)
+            else:
+                return place
+            if call.error is not None:
+                return place
+
+    def _pair(self, scan: Scan, call: _Call, place: int, properties: Mapping[str, Any]) -> int:
+        """Read one pair; a key without a value is left out."""
+        key_end = scan.find(self.key[1], place)
+        if key_end < 0 or key_end - place > MAX_NAME + len(self.key[0]):
+            call.error = f"The call `{call.name}` has a key without its closing tag."
+            return place + len(self.key[0])
+        key = scan.text.raw[place + len(self.key[0]) : key_end].strip()
+        kind, place = self._kind(scan, self._skip(scan, key_end + len(self.key[1])))
+        if not scan.text.at(self.value[0], place):
+            return place
+        begin = place + len(self.value[0])
+        end, place = self._value_end(scan, begin)
+        if end < 0:
+            call.error = f"The call `{call.name}` was cut off inside `{key}`."
+            return scan.end
+        if end == place:
+            call.repaired = ("missing_closer",)
+        call.arguments[key] = self._typed(scan.text.raw[begin:end], kind, properties, key)
+        return place
 
     def _kind(self, scan: Scan, place: int) -> tuple[str, int]:
         opener, closer = self.kind
@@ -135,43 +151,56 @@ class Pairs:
     def _value_end(self, scan: Scan, begin: int) -> tuple[int, int]:
         """Where the value ends and reading goes on; (-1, -1) when it was cut off."""
         text = scan.text
-        closer = text.find_structural(self.value[1], self.followers, begin)
+        closer = self._balanced_closer(scan, begin)
         any_closer = scan.find(self.value[1], begin)
         pair = text.search(self.next_pair, begin)
         key = pair.start() if pair is not None else -1
         end = text.find_structural(self.closer, self.end_followers, begin)
         limit = min((p for p in (key, end) if 0 <= p < scan.end), default=-1)
-        if limit >= 0 and (any_closer < 0 or limit < any_closer):
+        quotes_call = text.count((self.opener,), begin, limit) > 0
+        if limit >= 0 and not quotes_call and (any_closer < 0 or limit < any_closer):
             return limit, limit
         another = scan.find(self.opener, limit) if 0 <= limit < closer else -1
         if 0 <= closer < scan.end and not 0 <= another < closer:
             return closer, closer + len(self.value[1])
         return (limit, limit) if limit >= 0 else (-1, -1)
 
+    def _balanced_closer(self, scan: Scan, begin: int) -> int:
+        """The structural closer of a value; a value may quote whole calls, whose closers are its data."""
+        text = scan.text
+        first = closer = text.find_structural(self.value[1], self.followers, begin)
+        while scan.lookaheads > 0 and 0 <= closer < scan.end:
+            if text.count((self.opener,), begin, closer) <= text.count((self.closer,), begin, closer):
+                return closer
+            scan.lookaheads -= 1
+            closer = text.find_structural(self.value[1], self.followers, closer + 1)
+        return first
+
     def _typed(self, value: str, kind: str, properties: Mapping[str, Any], key: str) -> Any:
         schema = properties.get(key)
         if schema is None and kind:
             schema = {"type": kind}
-        return typed(value, schema, json_or_text if self.untyped_json else None)
+        return typed(value, schema)
 
-    def _closed(
-        self, scan: Scan, start: int, name: str, place: int, arguments: dict[str, Any], error: str | None
-    ) -> Reading:
-        text = scan.text
-        complete = text.at(self.closer, place)
+    def _closed(self, scan: Scan, call: _Call, place: int) -> Reading:
+        """Find the call's end and record it."""
+        complete = scan.text.at(self.closer, place)
         end = place + len(self.closer) if complete else place
         if not complete and place < scan.end:
             stop, marker = scan.first((self.closer, self.opener), place)
-            junk = text.raw[place : stop if stop >= 0 else scan.end].strip()
             if marker == self.closer:
+                junk = scan.text.raw[place:stop].strip()
+                call.error = call.error or f"The call `{call.name}` has text where a key was expected: {junk[:40]!r}."
                 complete, end = True, stop + len(marker)
-                error = error or f"The call `{name}` has text where a key was expected: {junk[:40]!r}."
             elif stop >= 0:
                 end = stop
-        if error is None and not complete and (not arguments or self.complete_only):
-            error = f"The call `{name}` was cut off before it was complete."
-        call = scan.call(name, arguments, (start, min(end, scan.end)), complete=complete, error=error)
-        return Reading(min(max(end, start + 1), scan.end), [call])
+        if call.error is None and not complete and not call.arguments:
+            call.error = f"The call `{call.name}` was cut off before it was complete."
+        span = (call.start, min(end, scan.end))
+        recorded = scan.call(
+            call.name, call.arguments, span, complete=complete, repaired=call.repaired, error=call.error
+        )
+        return Reading(min(max(end, call.start + 1), scan.end), [recorded])
 
     @staticmethod
     def _skip(scan: Scan, place: int) -> int:

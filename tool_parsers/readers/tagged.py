@@ -181,7 +181,7 @@ class Tagged:
         key = self._attribute(parameter.group("key"))
         begin = parameter.end()
         end, place = self._value_end(scan, begin, properties)
-        if end == place:
+        if end == place and "missing_closer" not in call.repaired:
             call.repaired = (*call.repaired, "missing_closer")
         if end == scan.end and place == end and call.error is None:
             call.error = f"The call `{call.name}` was cut off inside its parameter `{key}`."
@@ -202,7 +202,7 @@ class Tagged:
     def _value_end(self, scan: Scan, begin: int, properties: Mapping[str, Any]) -> tuple[int, int]:
         """Where the value ends and where reading goes on; both the region's end when it was cut off."""
         text = scan.text
-        closer = text.find_structural(self.parameter_end, self.followers, begin)
+        closer = self._balanced_closer(scan, begin)
         any_closer = scan.find(self.parameter_end, begin)
         candidates = self._next_parameter(scan, begin, any_closer, properties)
         for end in (*self.function_ends, *self.closers):
@@ -217,6 +217,17 @@ class Tagged:
             return limit, limit
         return scan.end, scan.end
 
+    def _balanced_closer(self, scan: Scan, begin: int) -> int:
+        """The structural closer of a value; a value may quote whole calls, whose closers are its data."""
+        text = scan.text
+        first = closer = text.find_structural(self.parameter_end, self.followers, begin)
+        while scan.lookaheads > 0 and 0 <= closer < scan.end:
+            if text.count_matches(self.function, begin, closer) <= text.count(self.function_ends, begin, closer):
+                return closer
+            scan.lookaheads -= 1
+            closer = text.find_structural(self.parameter_end, self.followers, closer + 1)
+        return first
+
     def _call_between(self, scan: Scan, limit: int, closer: int) -> bool:
         """Whether the closer found belongs to a later call: this one ended at `limit` without its own."""
         if not 0 <= limit < closer:
@@ -230,6 +241,8 @@ class Tagged:
         match = scan.text.search(self.line_parameter, begin)
         while match is not None and match.start() < before:
             known = self._attribute(match.group("key")) in properties
+            if scan.text.count_matches(self.function, begin, match.start()):
+                return []
             on_its_own_line = not self.trim_newline or scan.text.raw[match.start() - 1] == "\n"
             if known or (not properties and on_its_own_line):
                 return [match.start()]

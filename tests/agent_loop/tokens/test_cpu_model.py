@@ -61,10 +61,10 @@ async def check_exact(model: CpuModel, records, positions: int) -> None:
 
 
 async def check_faults(model: CpuModel, records) -> None:
-    """The model contradicts each fault that is consistent in itself."""
-    line, record = next((k, r) for k, r in records if follows_itself(r))
+    """The model contradicts each fault that is consistent in itself, put into a few rollouts."""
+    chosen = [(line, record) for line, record in records if follows_itself(record)][:3]
     for fault in CONSISTENT_FAULTS:
-        confirmation = await confirm_on(model, [(line, corrupted(record, fault))], 40)
+        confirmation = await confirm_on(model, [(line, corrupted(record, fault)) for line, record in chosen], 45)
         assert confirmation.violation is not None, fault.__name__
 
 

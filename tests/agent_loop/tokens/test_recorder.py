@@ -11,6 +11,7 @@ from agent_loop.model import ModelUnavailable, Sampling
 from agent_loop.recorder import Recorder
 from agent_loop.standin import chatml_tokenizer
 from agent_loop.standin.policies import call
+from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
 from agent_loop.tokens.template import TemplateRefused
 from tool_parsers import get_parser
@@ -62,6 +63,15 @@ async def test_a_turn_is_parsed_and_counted():
     assert turn.finish_reason == "stop"
     assert turn.prompt_tokens == expected
     assert turn.sampled_tokens == len(TEMPLATE.encode(text)) + 1
+
+
+async def test_a_prompt_that_opens_the_thinking_block_makes_the_turn_begin_with_thinking():
+    opened = chatml_template().replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
+    template = probe_template(chatml_tokenizer(), opened)
+    backend = Scripted("hm\n</think>\n\nanswer")
+    turn = await Recorder(backend, template, get_parser("hermes")).open(HELLO, TOOLS).sample(Sampling())
+    assert TEMPLATE.decode(backend.prompts[0]).endswith("<think>\n")
+    assert (turn.reasoning, turn.content) == ("hm", "answer")
 
 
 async def test_malformed_markup_is_told_and_not_taken_for_an_answer():

@@ -358,6 +358,11 @@ class TestPythons:
         )
         assert "needs Python 3.8" in (await tools("execute_code", code="print(1)"))["error"]
 
+    async def test_a_python_that_does_nothing_is_not_a_success(self, tools):
+        await tools.sandbox.write_file("fake/python3", b"#!/bin/sh\nexit 0\n", mode=0o755)
+        await tools("terminal", command='export PATH="$PWD/fake:$PATH"')
+        assert "without running" in (await tools("execute_code", code="print(1)"))["error"]
+
     async def test_no_python_is_said(self, tools):
         await tools("terminal", command='mkdir -p empty && export PATH="$PWD/empty"')
         result = await tools("execute_code", code="print(1)")

@@ -163,6 +163,8 @@ class TestWrite:
         await tools.sandbox.write_file("dos.txt", b"a\r\nb\r\n")
         await tools("write_file", path="dos.txt", content="a\nc\n")
         assert await tools.sandbox.read_file("dos.txt") == b"a\r\nc\r\n"
+        await tools("write_file", path="dos.txt", content="a\r\nmixed\n")
+        assert await tools.sandbox.read_file("dos.txt") == b"a\r\nmixed\n"
         await tools("write_file", path="unix.txt", content="a\r\nb\n")
         assert await tools.sandbox.read_file("unix.txt") == b"a\r\nb\n"
 

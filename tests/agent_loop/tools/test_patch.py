@@ -106,6 +106,50 @@ async def test_when_one_file_cannot_be_written_the_others_are_put_back(tools):
     assert await tools.sh("cat a; ls") == "1\na\nfile\n"
 
 
+async def test_a_moved_file_keeps_its_mode(tools):
+    await tools.sh("echo 1 > a; echo run > tool; chmod 755 tool")
+    patch = "*** Update File: a\n-1\n+2\n*** Update File: tool\n*** Move to: moved\n-run\n+ran"
+    assert (await tools("patch", patch=patch))["success"]
+    assert await tools.sh("cat a moved; stat -c %a moved; test ! -e tool") == "2\nran\n755\n"
+
+
+async def test_a_cancelled_patch_leaves_every_file_as_it_was(tools):
+    paths = [f"f{number}" for number in range(6)]
+    for path in paths:
+        await tools.sandbox.write_file(path, b"1\n")
+    patch = "\n".join(f"*** Update File: {path}\n-1\n+2" for path in paths)
+    workspace = tools.runtime._ctx.workspace
+    write, written, half_way = workspace.write, [], asyncio.Event()
+
+    async def slow_write(path, data, mode=None):
+        if len(written) == 3 and not half_way.is_set():
+            half_way.set()
+            await asyncio.sleep(60)
+        written.append(path)
+        await write(path, data, mode)
+
+    workspace.write = slow_write
+    call = asyncio.create_task(tools.runtime.call("patch", {"patch": patch}, call_id=""))
+    await half_way.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await tools.sh("cat f*") == "1\n" * 6
+
+
+async def test_one_file_under_two_names_is_one_file(tools):
+    await tools.sandbox.write_file("d/a", b"1\n")
+    assert (await tools("patch", patch="*** Update File: d/a\n-1\n+2\n*** Update File: ./d//a\n-2\n+3"))["success"]
+    assert await tools.sandbox.read_file("d/a") == b"3\n"
+
+
+async def test_text_that_is_not_unicode_is_refused(tools):
+    await tools.sandbox.write_file("a", b"1\n")
+    for arguments in ({"path": "a", "old_string": "1", "new_string": "\udc80"}, {"patch": "*** Add File: b\n+\ud800"}):
+        assert "surrogate" in (await tools("patch", **arguments))["error"]
+    assert await tools.sh("cat a; ls") == "1\na\n"
+
+
 async def test_binary_files_and_directories_are_refused(tools):
     await tools.sandbox.write_file("bin", b"a\0b")
     await tools.sh("mkdir d")

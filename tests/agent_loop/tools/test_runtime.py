@@ -154,6 +154,17 @@ class TestPolicy:
         assert output == "blocked\n"
         assert tools.outcome.nested[0].status is ToolStatus.ERROR
 
+    async def test_a_callback_that_raises_does_not_leave_a_script_waiting(self, sandbox):
+        async def ask(tool, text):
+            raise RuntimeError("nobody home")
+
+        rules = (Rule(pattern="danger", action="ask", tools=("terminal",)),)
+        config = ToolConfig(policy=CommandPolicy(enforce="always", rules=rules))
+        async with ToolRuntime(sandbox, ["terminal", "code_execution"], config, ask=ask) as runtime:
+            code = "from hermes_tools import terminal; print(terminal('danger')['error'])"
+            outcome = await asyncio.wait_for(runtime.call("execute_code", {"code": code}, call_id=""), 20)
+        assert "nobody home" in outcome.text
+
     async def test_typing_into_a_process_is_under_them_too(self, tools):
         started = await tools("terminal", command="bash", background=True)
         typed = await tools("process", action="submit", session_id=started["session_id"], data="git push")

@@ -8,7 +8,7 @@ from agent_loop.runtime import ToolStatus
 ENGINES = [("strongest", "ripgrep"), ("strongest", "grep"), ("strongest", "busybox"), ("plain", "ripgrep")]
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.parametrize(("pool", "engine"), ENGINES, indirect=True),
+    pytest.mark.parametrize(("pool", "engine"), ENGINES, indirect=True, scope="session"),
 ]
 
 FILES = {
@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def engine(request):
     return request.param
 
@@ -187,10 +187,10 @@ async def test_long_lines_are_cut(tree):
 
 
 async def test_more_matches_than_can_be_collected_are_bounded_and_said(tree):
-    await tree.sh("yes 'a needle in a very long haystack of text' | head -n 200000 > big.txt")
+    await tree.sh("yes 'a needle in a very long haystack of text' | head -n 20000 > big.txt")
     result = await tree("search_files", pattern="needle", path="big.txt")
     assert len(result["matches"]) == 50
-    assert result["total_count"] > 10_000
+    assert result["total_count"] > 1_000
     assert "more matches" in result["note"]
     assert len(tree.outcome.text) < 20_000
 

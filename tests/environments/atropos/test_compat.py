@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
+from environments.atropos.metrics_log import MetricsLog
 from support.atropos_envs import NumberedEnv
 
 
@@ -59,14 +60,39 @@ def test_wandb_is_used_only_when_it_can_be() -> None:
     assert obstacle is None or "wandb" in obstacle
 
 
+async def test_wandb_joins_the_trainers_group_under_the_environments_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    class Run:
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            seen.append((metrics, step))
+
+        def finish(self) -> None:
+            seen.append("finished")
+
+    class Api:
+        async def wandb_info(self) -> tuple[str, str]:
+            return "g", "p"
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("wandb.init", lambda **options: seen.append(options) or Run())
+    metrics = MetricsLog()
+    assert await metrics.open(Api(), True, "env_0", {"seed": 1}) == ("g", "p")  # type: ignore[arg-type]
+    metrics.write({"score": 1.0}, 3)
+    metrics.close()
+    joined = {"name": "env_0", "project": "p", "group": "g", "config": {"seed": 1}}
+    assert seen == [joined, ({"env_0_score": 1.0}, 3), "finished"]
+
+
 async def test_wandb_not_logged_in_is_one_line_and_no_crash(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("environments.atropos.env.wandb_obstacle", lambda: "wandb is not logged in")
-    env = NumberedEnv(use_wandb=True)
+    monkeypatch.setattr("environments.atropos.metrics_log.wandb_obstacle", lambda: "wandb is not logged in")
+    metrics = MetricsLog()
     with caplog.at_level(logging.WARNING):
-        await env._open_wandb(None)  # type: ignore[arg-type]
-    assert env.config.use_wandb is False
+        assert await metrics.open(None, True, "x", {}) == (None, None)  # type: ignore[arg-type]
+    metrics.write({"score": 1.0}, 3)
+    metrics.close()
     assert [record.message for record in caplog.records] == ["wandb is not logged in"]
 
 

@@ -197,3 +197,16 @@ async def test_a_failing_group_harms_no_other(api: RunApi) -> None:
     await asyncio.wait_for(env.env_manager(), 20)
     assert (env.counts.failed, env.counts.finished) == (1, 4)
     await train(trainer, 2)
+
+
+async def test_an_environment_that_leaves_does_not_keep_its_share_of_the_batch(api: RunApi, stop: Stop) -> None:
+    """With a guaranteed share run-api waits for an environment for ever, unless it says goodbye."""
+    trainer = Trainer(api.url)
+    await asyncio.to_thread(trainer.register)
+    leaving = NumberedEnv(items=1, rollout_server_url=api.url, min_batch_allocation=0.5)
+    staying = NumberedEnv(rollout_server_url=api.url)
+    await asyncio.wait_for(leaving.env_manager(), 20)
+    serving = asyncio.create_task(staying.env_manager())
+    await train(trainer, 3)
+    await stop_serving(staying, serving, stop)
+    assert set(leaving.started) <= set(delivered(trainer))

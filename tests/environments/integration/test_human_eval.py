@@ -45,9 +45,16 @@ CHEATS = {
 }
 
 
+class NamedTasksEnv(CodeTasksEnv):
+    """Six pairs of problems have the same prompt; with the id in it, a scripted policy knows which one it plays."""
+
+    def format_prompt(self, item: CodeTask) -> str:
+        return f"{item.prompt}\n\nTask {item.id}."
+
+
 def plays(tasks: list[CodeTask], commands: Callable[[CodeTask], tuple[str, ...]]) -> Policy:
     """One tool call per command, then an answer."""
-    by_prompt = {task.prompt.strip(): commands(task) for task in tasks}
+    by_prompt = {f"Task {task.id}.": commands(task) for task in tasks}
 
     def play(request: PolicyRequest) -> str:
         todo = next((c for prompt, c in by_prompt.items() if prompt in request.text), ())
@@ -69,7 +76,7 @@ async def scores(
 ) -> list[float | None]:
     config = CodeTasksConfig(max_token_length=32768, max_tokens_per_turn=8192, enabled_toolsets=["terminal"])
     async with standin_model(plays(tasks, commands), split_share=0.0, keep_log=False) as (model, _):
-        env = CodeTasksEnv(config, pool=pool, model=model)
+        env = NamedTasksEnv(config, pool=pool, model=model)
         env.mode = "evaluate"
         found = []
         for start in range(0, len(tasks), 4):

@@ -10,12 +10,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from support.slot_server import Server, running_server, server_command
 
 from sandbox_pool.server.cgroups import Cgroups
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.server.layers import fallback_path
 from sandbox_pool.spec import SandboxSpec
+from support.slot_server import Server, running_server, server_command
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
