@@ -19,7 +19,7 @@ plugin "raw_exec" {
 
 plugin "docker" {
   config {
-    # Hosts that ask for `cap_add: [sys_admin]` can build slots from namespaces without being privileged.
+    # Hosts that ask for `cap_add: [sys_admin, net_admin]` can build slots from namespaces without being privileged.
     allow_caps = ["all"]
   }
 }

@@ -83,7 +83,7 @@ class NomadOptions(BaseModel):
     """docker: `host`, or a network of the engine; the slot port is then published."""
     privileged: bool = False
     cap_add: Texts = ()
-    """docker: capabilities; `sys_admin` lets the server build slots from namespaces without being privileged."""
+    """docker: capabilities; with `sys_admin,net_admin` slots are built from namespaces without being privileged."""
     security_opt: Texts = ()
     volumes: Texts = ()
     """docker and apptainer: further bind mounts, `from:to[:ro]`."""

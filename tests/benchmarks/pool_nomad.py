@@ -48,9 +48,7 @@ def main():
     finally:
         agent.close()
     ratio = medians["nomad"] / medians["local"]
-    print(
-        f"exec p50 in ms: nomad {medians['nomad']:.2f}, local {medians['local']:.2f}; {ratio:.2f} x (promised: 1.3 x)"
-    )
+    print(f"exec p50, ms: nomad {medians['nomad']:.2f}, local {medians['local']:.2f}; {ratio:.2f} x (promised: 1.3 x)")
 
 
 if __name__ == "__main__":
