@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Body = Callable[["CheckContext"], Awaitable[None]]
 Verdict = Literal["passed", "failed", "not promised"]
+IS_ALIVE = 'grep -qs "^State:.[^ZX]" "/proc/$(cat pid)/status" && echo alive'
+"""A command that says `alive` when the process whose number is in the file `pid` runs."""
 
 
 class CheckFailed(AssertionError):

@@ -29,6 +29,7 @@ LIMITS = {
     "disk-limit": ("disk",),
     "network-off": ("network",),
     "own-loopback": ("network", "loopback"),
+    "signals-between-commands": ("signals",),
 }
 """need -> what the host lists in `missing` when it cannot have it."""
 

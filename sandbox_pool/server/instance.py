@@ -207,6 +207,11 @@ class Instance:
         self.control.send("kill_all")
         return await future
 
+    def give_up_jobs(self, reason: str) -> None:
+        """Commands under way are lost to their callers, however they end."""
+        for job in list(self.jobs):
+            job.fail(SlotError("lost", reason))
+
     def close(self) -> None:
         """Forget the init; the zygote kills it."""
         self.lost = self.lost or "the slot was given back"

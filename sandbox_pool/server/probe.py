@@ -62,6 +62,8 @@ def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
     if not level.namespaces:
         missing += ["disk"]
         missing += ["loopback"] if level.landlock else ["network"]
+    if level.landlock and os.geteuid() != 0:
+        missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
     return missing
 
 

@@ -17,6 +17,7 @@ from .channel import Message
 from .errors import SlotError
 from .instance import Instance, check_env
 from .isolation import Level, Place
+from .shared import remove_shared_of
 from .zygote import BuildError, Zygote, slot_fields
 
 KILL_TIMEOUT_S = 10.0
@@ -126,6 +127,7 @@ class Builder:
         """Kill an instance with all it holds; returns what could not be proven gone."""
         problems: list[str] = []
         if not self.level.namespaces and not instance.lost:
+            instance.give_up_jobs("the slot was given back")  # before they end: their callers get no exit code
             with contextlib.suppress(SlotError, asyncio.TimeoutError):
                 await asyncio.wait_for(instance.kill_all(), KILL_TIMEOUT_S)
         instance.close()
@@ -146,6 +148,9 @@ class Builder:
         root = isolation.slot_root(self.place, index)
         failures: list[str] = []
         shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
+        owner = isolation.run_uid(self.level, self.place, index)
+        if owner is not None:
+            failures += remove_shared_of(owner)
         return [f"not removed: {path}" for path in failures[:5]]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
+from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal
 
 
 @check()
@@ -144,12 +144,21 @@ async def and_list_in_the_background(ctx: CheckContext) -> None:
     expect(took_s < 10, f"the call took {took_s:.1f} s")
 
 
+@check("signals-between-commands")
+async def a_command_can_end_what_an_earlier_one_left(ctx: CheckContext) -> None:
+    """What a command left running in the background can be signalled by the next command."""
+    async with ctx.lease() as box:
+        await box.exec("sleep 300 & echo $! > pid")
+        ended = await box.exec(f'kill "$(cat pid)"; sleep 0.2; {IS_ALIVE} || echo ended')
+    expect_equal(ended.output, "ended\n", "the process")
+
+
 @check()
 async def background_processes_survive_the_call(ctx: CheckContext) -> None:
     """What a command left running in the background is there for the next command."""
     async with ctx.lease() as box:
         await box.exec("sleep 60 & echo $! > pid")
-        result = await box.exec('kill -0 "$(cat pid)" && echo alive')
+        result = await box.exec(IS_ALIVE)
     expect_equal(result.output, "alive\n", "output")
 
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal, expect_error
+from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal, expect_error
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.process import Process
 
@@ -113,7 +113,7 @@ async def kill_ends_the_whole_tree(ctx: CheckContext) -> None:
         process = await box.spawn(f"setsid sleep {n}1 & (sleep {n}2 &); echo up; sleep {n}3")
         await ctx.until(lambda: _has(process, "up"))
         await process.kill()
-        left = await box.exec(f"pgrep -f '^sleep {n}' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
+        left = await box.exec(f"pgrep -f '^sleep {n}' | wc -l; {IS_ALIVE}")
     expect_equal(left.output.split(), ["0", "alive"], "processes left, and the one from before")
 
 

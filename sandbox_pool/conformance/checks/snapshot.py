@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal, expect_error
+from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal, expect_error
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.spec import SandboxSpec
 
@@ -60,7 +60,7 @@ async def processes_are_not_forked(ctx: CheckContext) -> None:
         async with ctx.pool.lease_from(snapshot, "fork") as fork:
             seen = await fork.exec("pgrep -f '^sleep 4361' | wc -l")
         expect_equal(seen.output.strip(), "0", "processes of the original that the fork sees")
-        alive = await box.exec('kill -0 "$(cat pid)" && echo alive')
+        alive = await box.exec(IS_ALIVE)
         await ctx.pool.drop_snapshot(snapshot)
     expect_equal(alive.output, "alive\n", "the original's process")
 

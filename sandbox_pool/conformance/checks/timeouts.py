@@ -7,7 +7,7 @@ import contextlib
 import time
 
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
+from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal
 from sandbox_pool.sandbox import Sandbox
 
 
@@ -48,7 +48,7 @@ async def a_timeout_spares_everything_else(ctx: CheckContext) -> None:
         await box.exec("sleep 55 & echo $! > pid")
         other = asyncio.create_task(box.exec("sleep 1.5; echo other"))
         await box.exec("sleep 60", timeout_s=0.4)
-        alive = await box.exec('kill -0 "$(cat pid)" && echo alive')
+        alive = await box.exec(IS_ALIVE)
         expect_equal(((await other).output, alive.output), ("other\n", "alive\n"))
 
 
@@ -73,7 +73,7 @@ async def cancelling_a_call_kills_its_command(ctx: CheckContext) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        left = await box.exec(f"sleep 0.3; pgrep -f '^sleep {n}' | wc -l; kill -0 \"$(cat pid)\" && echo alive")
+        left = await box.exec(f"sleep 0.3; pgrep -f '^sleep {n}' | wc -l; {IS_ALIVE}")
     expect_equal(left.output.split(), ["0", "alive"], "processes left, and the one from before")
 
 

@@ -66,6 +66,9 @@ def drop_init_privileges(config: SlotConfig) -> None:
     """With namespaces the init itself is confined for good."""
     kernel.prctl("hide the init", kernel.PR_SET_DUMPABLE, 0)
     if not config.namespaces:
+        if config.landlock and config.run_uid:  # one domain for the slot, as helper/privileges.c has it
+            kernel.prctl("set no_new_privs", kernel.PR_SET_NO_NEW_PRIVS, 1)
+            restrict_with_landlock(config)
         return
     kernel.limit_capabilities(KEPT)
     kernel.set_capabilities(KEPT)
@@ -88,7 +91,7 @@ def become_command(config: SlotConfig) -> None:
         kernel.set_capabilities(0)
     if config.run_uid or config.landlock or config.seccomp:
         kernel.prctl("set no_new_privs", kernel.PR_SET_NO_NEW_PRIVS, 1)
-    if config.landlock:
+    if config.landlock and not config.run_uid:
         restrict_with_landlock(config)
     if config.seccomp:
         kernel.install_seccomp(seccomp_program(not config.no_inet))
@@ -100,6 +103,8 @@ READABLE = (
 )  # fmt: skip
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx")
 READ_AND_RUN, ON_FILES, TRUNCATE, IOCTL_DEV = 13, 1 | 2 | 4, 1 << 14, 1 << 15
+SHARED_MEMORY = 2 | 4 | 1 << 5 | 1 << 8 | TRUNCATE
+"""Write, read, remove and make files."""
 
 
 def landlock_abi() -> int:
@@ -134,5 +139,7 @@ def restrict_with_landlock(config: SlotConfig) -> None:
         _allow(ruleset, path, READ_AND_RUN)
     for name in DEVICES:
         _allow(ruleset, f"/dev/{name}", (2 | 4 | 8 | TRUNCATE | IOCTL_DEV) & handled)
+    if config.run_uid:
+        _allow(ruleset, "/dev/shm", SHARED_MEMORY & handled)
     kernel.syscall("enforce Landlock", kernel.SYS_LANDLOCK_RESTRICT, ruleset, 0)
     os.close(ruleset)

@@ -16,6 +16,7 @@
 #define TRUNCATE (1ull << 14)
 #define IOCTL_DEV (1ull << 15)
 #define READ_AND_RUN 13ull /* execute, read file, read directory */
+#define SHARED_MEMORY (2 | 4 | 1 << 5 | 1 << 8 | TRUNCATE) /* write file, read file, remove file, make regular file */
 #define TCP_ALL 3ull
 #define SCOPE_ALL 3ull
 
@@ -61,6 +62,9 @@ const char *restrict_with_landlock(void) {
         added = added && allow(ruleset, readable[i], READ_AND_RUN);
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
         added = added && allow(ruleset, devices[i], (2 | 4 | TRUNCATE | IOCTL_DEV | 8) & all);
+    /* Semaphores and shared memory have no other place. Only for slots with users of their own: others would share them.
+     * The directory can not be listed, and what a slot leaves is removed at its end. */
+    if (slot.run_uid > 0) added = added && allow(ruleset, "/dev/shm", SHARED_MEMORY & all);
     if (!added) return "add a Landlock rule";
     if (syscall(SYS_landlock_restrict_self, ruleset, 0)) return "enforce Landlock";
     close(ruleset);

@@ -47,11 +47,19 @@ static const char *set_limits(void) {
     return NULL;
 }
 
+/* One Landlock domain for the whole slot, because commands in domains of their own can not signal each other. Only where
+ * commands have a user of their own: else the domain is what keeps them from signalling their init. */
+static const char *enter_landlock(void) {
+    if (!slot.landlock || slot.run_uid <= 0) return NULL;
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "set no_new_privs";
+    return restrict_with_landlock();
+}
+
 /* With namespaces the init itself is confined for good. Without them it keeps what it needs to control commands that
  * run under another id, and become_command() confines those. */
 const char *drop_init_privileges(void) {
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    if (!slot.namespaces) return NULL;
+    if (!slot.namespaces) return enter_landlock();
     uint64_t kept = 0;
     for (size_t i = 0; i < sizeof kept_capabilities / sizeof *kept_capabilities; i++)
         kept |= 1ull << kept_capabilities[i];
@@ -81,7 +89,7 @@ const char *become_command(void) {
     }
     if (!failed && (slot.run_uid > 0 || slot.landlock || slot.seccomp) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         failed = "set no_new_privs";
-    if (!failed && slot.landlock) failed = restrict_with_landlock();
+    if (!failed && slot.landlock && slot.run_uid <= 0) failed = restrict_with_landlock();
     if (!failed && slot.seccomp) failed = install_seccomp(!slot.no_inet);
     return failed;
 }

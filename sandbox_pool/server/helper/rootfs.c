@@ -6,12 +6,17 @@
 #include <fcntl.h>
 #include <linux/mount.h>
 #include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #ifndef MS_NOSUID
@@ -36,6 +41,10 @@ int mount(const char *, const char *, const char *, unsigned long, const void *)
 int umount2(const char *, int);
 
 int upper_fd = -1;
+
+/* Where the writable layer is, ended by a slash; empty in a user namespace, which may have no right to what lies above
+ * and needs none. gVisor takes absolute names only. */
+static char here[2048];
 
 /* A detached copy of the mount at `path`, its owners shifted into the user namespace. */
 int clone_layer(const char *path, int userns_fd) {
@@ -79,13 +88,41 @@ static const char *make_devices(void) {
     return NULL;
 }
 
+/* Sends a packet to itself. gVisor knows no way to bring loopback up, because there it is up from the start. */
+static bool reaches_itself(int fd) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof address;
+    char byte = 0;
+    struct pollfd polled = {fd, POLLIN, 0};
+    return bind(fd, (struct sockaddr *)&address, size) == 0 &&
+           getsockname(fd, (struct sockaddr *)&address, &size) == 0 &&
+           sendto(fd, &byte, 1, 0, (struct sockaddr *)&address, size) == 1 && poll(&polled, 1, 1000) == 1;
+}
+
 static bool loopback_up(void) {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     struct ifreq request = {.ifr_flags = IFF_UP | IFF_RUNNING};
     strcpy(request.ifr_name, "lo");
-    bool up = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &request) == 0;
+    bool up = fd >= 0 && (ioctl(fd, SIOCSIFFLAGS, &request) == 0 || (errno == ENOTTY && reaches_itself(fd)));
     if (fd >= 0) close(fd);
     return up;
+}
+
+/* A container with SYS_ADMIN but without NET_ADMIN may make a network and not configure it, unless the network belongs
+ * to a user namespace. A child makes one with its own; only the network is taken over from it. */
+static bool borrow_network(void) {
+    enum { AT = 200 };
+    pid_t pid = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0) {
+        bool up = unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0 && loopback_up();
+        int network = up ? open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC) : -1;
+        _exit(network >= 0 && dup3(network, AT, O_CLOEXEC) == AT && close(network) == 0 ? 0 : 1);
+    }
+    int status = 1;
+    if (pid < 0 || waitpid(pid, &status, __WALL) != pid || status) return false;
+    bool taken = setns(AT, CLONE_NEWNET) == 0;
+    close(AT);
+    return taken;
 }
 
 /* Without a user namespace id 0 of the slot is the host's: what root may write in /proc must be read-only. */
@@ -118,8 +155,8 @@ static const char *mount_overlay(const char *below, const char *last, const char
     if ((size_t)used < sizeof options && last)
         used += snprintf(options + used, sizeof options - (size_t)used, ":%s", last);
     if ((size_t)used < sizeof options)
-        used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s,workdir=%s%s", upper, work,
-                         slot.user_ns ? ",userxattr" : "");
+        used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s%s,workdir=%s%s%s", here, upper, here,
+                         work, slot.user_ns ? ",userxattr" : "");
     if ((size_t)used >= sizeof options) return "name all layers";
     return mount("overlay", target, "overlay", MS_NODEV, options) ? "mount the overlay" : NULL;
 }
@@ -172,6 +209,10 @@ const char *build_root(const int *layer_fds, int n_fds) {
     snprintf(options, sizeof options, "mode=755%s%s", slot.upper_size ? ",size=" : "",
              slot.upper_size ? slot.upper_size : "");
     if (mount("tmpfs", "m", "tmpfs", MS_NOSUID | MS_NODEV, options) || chdir("m")) return "mount the writable layer";
+    if (!slot.user_ns) {
+        if (!getcwd(here, sizeof here - 1)) return "name the writable layer";
+        strcat(here, "/");
+    }
     if (mkdir("u", 0755) || mkdir("w", 0755) || mkdir("root", 0755)) return "make the writable layer";
     if ((upper_fd = open("u", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return "open the writable layer";
     if ((failed = attach_layers(layer_fds, n_fds))) return failed;
@@ -181,7 +222,7 @@ const char *build_root(const int *layer_fds, int n_fds) {
     mkdir("root/proc", 0555);
     if (mount("proc", "root/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "mount /proc";
     if (!slot.user_ns && (failed = protect_proc())) return failed;
-    if (slot.net_ns && !loopback_up()) return "bring up loopback";
+    if (slot.net_ns && !loopback_up() && (slot.user_ns || !borrow_network())) return "bring up loopback";
     if (sethostname(slot.hostname, strlen(slot.hostname))) return "set the host name";
     return enter_root();
 }
