@@ -117,10 +117,12 @@ def main() -> None:
     receive(peer, path)
     command = [sys.executable, str(path), "--scratch", str(scratch / "s")]
     listen = ["--listen", f"tcp:{address[0]}:{address[1]}", "--die-with-parent"]
+    code = -1
     try:
         code = run([*command, *listen], token, peer)
     finally:
-        subprocess.run([*command, "--cleanup"], stdin=subprocess.DEVNULL, timeout=STOP_S, check=False)
+        if code != 0:  # one that ended in good order has cleaned up itself
+            subprocess.run([*command, "--cleanup"], stdin=subprocess.DEVNULL, timeout=STOP_S, check=False)
         shutil.rmtree(scratch, ignore_errors=True)
     # Negative: killed by a signal. Told to end is a good end.
     sys.exit(0 if code in (0, -signal.SIGTERM) else 1)

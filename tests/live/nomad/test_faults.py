@@ -69,6 +69,7 @@ async def test_a_purged_job_costs_its_leases_and_nothing_more(make_config, agent
         await still_serves(pool, not_on=box.endpoint.identity)
 
 
+@pytest.mark.slow
 async def test_leases_outlive_the_agent_and_its_restart(make_config, agent, cluster):
     async with SlotPool.from_config(make_config(max_hosts=2)) as pool, pool.lease("t") as box:
         await box.write_file("kept", b"before")
@@ -149,6 +150,7 @@ def test_without_a_journal_the_sweep_finds_hosts_by_their_labels(make_config, ag
     assert [action["done"] for action in report["actions"]] == ["destroyed"]
 
 
+@pytest.mark.slow
 def test_a_host_whose_client_never_comes_back_ends_itself(make_config, agent, tmp_path):
     (tmp_path / "pool.json").write_text(make_config(owner_ttl_s=2.0).model_dump_json())
     command = [sys.executable, pool_program.__file__, str(tmp_path / "pool.json"), "2"]
