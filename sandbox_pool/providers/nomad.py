@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from sandbox_pool.errors import HostStartFailed, SandboxError, SandboxLost
@@ -239,17 +239,20 @@ class NomadProvider:
                 return str(port["HostIP"]), int(port["Value"])
         raise HostStartFailed(f"{name}: allocation {allocation.id[:8]} has no port {PORT!r}")
 
-    async def _unless_gone(self, name: str, child: str, work: Any) -> None:
+    async def _unless_gone(self, name: str, child: str, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, but give up when the allocation ends meanwhile."""
-        task = asyncio.ensure_future(work)
+        watch, task = self._watching(), asyncio.ensure_future(work)
         try:
             while not task.done():
-                news = asyncio.ensure_future(heard(self._watching().news(), POLL_S))
-                await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-                gone = [each for each in self._watching().of_job(child) if each.gone]
-                if gone and not task.done():
+                news = watch.news()
+                gone = [each for each in watch.of_job(child) if each.gone]
+                if gone:
                     raise HostStartFailed(f"{name}: {gone[-1].why()}{await self._last_words(gone[-1].id)}")
+                waking = asyncio.ensure_future(heard(news, POLL_S))
+                try:
+                    await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waking.cancel()
             task.result()
         finally:
             task.cancel()

@@ -38,7 +38,8 @@ def free_port():
 class RecordedNomad:
     """State of the cluster, and switches for what goes wrong."""
 
-    def __init__(self):
+    def __init__(self, tls=None):
+        self.tls = tls
         self.jobs = {}
         self.children = {}
         self.allocations = {}
@@ -60,9 +61,9 @@ class RecordedNomad:
         app.router.add_route("*", "/{tail:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.tls)
         await site.start()
-        self.address = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self.address = f"{'https' if self.tls else 'http'}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_):
@@ -107,9 +108,8 @@ class RecordedNomad:
         if path.startswith("/v1/client/"):
             return web.json_response(None)
         # Ids of children have a slash, which must arrive quoted: everything else is another endpoint.
-        job_id, _, verb = unquote(request.raw_path.partition("?")[0].removeprefix("/v1/job/").partition("/")[0]), "", ""
-        verb = request.raw_path.partition("?")[0].removeprefix("/v1/job/").partition("/")[2]
-        return await self._job(request, job_id, verb, body)
+        job_id, _, verb = request.raw_path.partition("?")[0].removeprefix("/v1/job/").partition("/")
+        return await self._job(request, unquote(job_id), verb, body)
 
     async def _job(self, request, job_id, verb, body):
         if verb == "dispatch":
