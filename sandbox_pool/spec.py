@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,5 +33,6 @@ class SandboxSpec(BaseModel):
 
     def key(self) -> str:
         """Stable short hash of everything that makes slots interchangeable."""
-        text = self.model_dump_json(exclude_none=False)
+        files = {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
+        text = json.dumps([self.model_dump(mode="json", exclude={"files"}), files], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -26,12 +26,12 @@ def find_config(name: str | Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder, not a config file")
     stem = str(name).removesuffix(".yaml").removesuffix(".yml")
     shipped = config_root() / f"{stem}.yaml"
     if shipped.is_file():
         return shipped
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, not a config file")
     raise ConfigError(f"no config file {str(name)!r} and no shipped config of that name; {_hint(stem)}")
 
 

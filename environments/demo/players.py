@@ -40,8 +40,8 @@ async def scripted_players(
     stack: AsyncExitStack, config: TerminalTasksConfig, pool: Pool, tasks: list[TerminalTask]
 ) -> list[Player]:
     """The scripted policies on stand-in servers; they see tool schemas and no examples, and may try longer."""
-    own = {"examples": [], "tools_in_prompt": True, "max_agent_turns": 4, "max_token_length": 8192}
-    settings = config.model_copy(update=own)
+    sizes = {"max_agent_turns": 4, "max_token_length": 8192, "max_tokens_per_turn": 256}
+    settings = config.model_copy(update={"examples": [], "tools_in_prompt": True, **sizes})
     opener = ModelOpener(stack, settings.tool_call_parser, settings.tokenizer_name)
     players = []
     for name, writer in WRITERS.items():

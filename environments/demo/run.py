@@ -21,7 +21,7 @@ from environments.terminal_tasks import TerminalTask
 from environments.terminal_tasks.env import TerminalTasksConfig
 from sandbox_pool import SlotPool
 
-CONFIRMED_POSITIONS = 60
+CONFIRMED_POSITIONS = 40
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DemoPlan:
     out: Path
     tasks: int
     with_model: bool = True
-    model_s: float = 45.0
+    model_s: float = 30.0
     """The real model starts no new group after so long: a slow machine sees fewer rollouts, not a longer demo."""
 
 

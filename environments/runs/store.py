@@ -15,13 +15,14 @@ from typing import Any, BinaryIO, Self
 import orjson
 
 from agent_loop.records import RolloutRecord
+from environments.cli.errors import UsageError
 
 
-class RunInUse(Exception):
+class RunInUse(UsageError):
     """Another process writes this run."""
 
 
-class RunDiffers(Exception):
+class RunDiffers(UsageError):
     """The directory holds a run of another configuration."""
 
 

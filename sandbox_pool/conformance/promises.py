@@ -30,8 +30,12 @@ LIMITS = {
     "network-off": ("network",),
     "own-loopback": ("network", "loopback"),
     "signals-between-commands": ("signals",),
+    "controlling-terminal": ("tty",),
 }
 """need -> what the host lists in `missing` when it cannot have it."""
+
+
+_WHAT = {"network": "policy", "loopback": "of a slot's own", "signals": "between commands", "tty": "at /dev/tty"}
 
 
 def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: bool) -> str | None:
@@ -43,7 +47,7 @@ def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: boo
         elif need in LIMITS:
             lacking = [name for name in LIMITS[need] if name in info.missing]
             if lacking:
-                return f"{info.isolation}: the {lacking[0]} policy of a spec cannot be enforced there"
+                return f"{info.isolation}: the host says that it has no {lacking[0]} {_WHAT.get(lacking[0], 'limit')}"
         elif need == "writable-root" and info.variant == "rootless":
             return "rootless: an ordinary user may not change files of the host's root, not even in a layer of its own"
         else:

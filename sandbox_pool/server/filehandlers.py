@@ -13,6 +13,8 @@ from .instance import Instance
 from .slots import Slot
 
 Reply = tuple[dict[str, Any], bytes]
+INLINE_BYTES = 32 << 10
+"""Content up to this size goes to the slot in one message with its request, without waiting for the slot to ask."""
 KINDS = {"f": "file", "d": "dir", "l": "symlink", "o": "other"}
 
 
@@ -26,12 +28,14 @@ def slot_path(instance: Instance, request: Request) -> str:
     return os.path.join(instance.workdir, path)
 
 
-def open_worker(instance: Instance, request: Request, do: str, *fields: tuple[str, Any]) -> Worker:
-    """A worker in the slot for this request's path."""
+def open_worker(
+    instance: Instance, request: Request, do: str, *fields: tuple[str, Any], content: bytes = b""
+) -> Worker:
+    """A worker in the slot for this request's path; `content` goes with the request."""
     instance.check_alive()
 
     def start(values: list[tuple[str, Any]], fd: int) -> None:
-        instance.control.send("file", values, fds=[fd])
+        instance.control.send("file", values, content, fds=[fd])
 
     return Worker(start, [("do", do), *fields], slot_path(instance, request))
 
@@ -87,6 +91,10 @@ async def _write(_slot: Slot, instance: Instance, request: Request, body: bytes)
     fields: list[tuple[str, Any]] = [("size", size)]
     if header.get("mode") is not None:
         fields.append(("mode", int(header["mode"])))
+    if not header.get("stream") and len(body) <= INLINE_BYTES:
+        with open_worker(instance, request, "write", *fields, ("inline", 1), content=body) as worker:
+            await worker.status()
+        return {}, b""
     with open_worker(instance, request, "write", *fields) as worker:
         await worker.status()
         await worker.send(body)

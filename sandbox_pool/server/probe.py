@@ -15,6 +15,7 @@ from .isolation import RANK, Level, Place, candidates, choose_uids
 from .layers import make_layers_dir
 from .mask import build_mask
 from .slots import Builder
+from .terminal import controlling_terminal_works
 from .zygote import BuildError, Zygote
 
 HELPER_NAME = "slot-helper"
@@ -42,7 +43,10 @@ class Host:
             "variant": self.level.variant,
             "isolation_reason": _reason(self.level, self.rejected),
             "rejected": self.rejected,
-            "missing": missing_limits(self.level, self.builder.cgroups),
+            "missing": [
+                *missing_limits(self.level, self.builder.cgroups),
+                *(() if controlling_terminal_works() else ("tty",)),
+            ],
             "helper": self.helper,
         }
 

@@ -1,7 +1,7 @@
 """Real containers for tests: docker and gVisor's runsc, and a provider that starts slot servers in them.
 
-Everything is kept below the ignored directory `.tools` (a Debian root, the unpacked runsc); what is missing is fetched
-once, by apt's own tools. `Unavailable` says in one line why there is no container here.
+What they need lies below `.tools`, put there by tests/live/containers/prepare.sh. `Unavailable` says in one line why
+there is no container here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ from sandbox_pool.server import pack
 from sandbox_pool.spec import SandboxSpec
 
 TOOLS = Path(__file__).parents[2] / ".tools"
-PACKAGES = "python3,bash,coreutils,procps,util-linux,libc-bin"
-SUITE = "bookworm"
-RUNSC_SUITE = "trixie"
+PREPARE = "tests/live/containers/prepare.sh"
 IMAGE = "hermes-debian:1"
-FETCH_TIMEOUT_S = 600
 DAEMON_START_S = 30
 DEFAULT_CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
@@ -41,13 +38,6 @@ class Unavailable(Exception):
     """This machine has no such container engine, and why."""
 
 
-def _run(*command: str, cwd: Path | None = None) -> None:
-    try:
-        subprocess.run(command, cwd=cwd, check=True, capture_output=True, timeout=FETCH_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(f"{command[0]} failed: {error}") from error
-
-
 def _tool(name: str) -> str:
     if os.geteuid() != 0:
         raise Unavailable("starting containers needs root")
@@ -58,47 +48,19 @@ def _tool(name: str) -> str:
 
 
 def debian_root() -> Path:
-    """A small Debian with Python, made once."""
+    """A small Debian with Python."""
     root = TOOLS / "debian-root"
-    if (root / "usr/bin/python3").exists():
-        return root
-    debootstrap = _tool("debootstrap")
-    TOOLS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=TOOLS) as work:
-        draft = Path(work) / "root"
-        _run(debootstrap, "--variant=minbase", f"--include={PACKAGES}", SUITE, str(draft))
-        draft.rename(root)
+    if not (root / "usr/bin/python3").exists():
+        raise Unavailable(f"no Debian for containers here: run {PREPARE}")
     return root
 
 
 def runsc() -> str:
-    """gVisor's runsc: the one on the PATH, else Debian's package unpacked."""
-    installed = shutil.which("runsc")
-    unpacked = TOOLS / "runsc/usr/bin/runsc"
-    if installed or unpacked.exists():
-        return installed or str(unpacked)
-    apt, dpkg = _tool("apt-get"), _tool("dpkg")
-    TOOLS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=TOOLS) as work:
-        folder = Path(work)
-        (folder / "lists/partial").mkdir(parents=True)
-        (folder / "cache/archives/partial").mkdir(parents=True)
-        _write_sources(folder / "debian.sources")
-        options = [f"-oDir::Etc::sourcelist={folder}/debian.sources", "-oDir::Etc::sourceparts=/nonexistent"]
-        options += [f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={folder}/cache"]
-        _run(apt, *options, "update")
-        _run(apt, *options, "download", "runsc", cwd=folder)
-        _run(dpkg, "-x", str(next(folder.glob("runsc_*.deb"))), str(TOOLS / "runsc"))
-    return str(unpacked)
-
-
-def _write_sources(path: Path) -> None:
-    """This machine's own Debian source, for the suite that has runsc."""
-    known = Path("/etc/apt/sources.list.d/debian.sources")
-    if not known.exists():
-        raise Unavailable("there is no runsc here, and this is not a Debian to take it from")
-    first = known.read_text().split("\n\n")[0].splitlines()
-    path.write_text("\n".join(f"Suites: {RUNSC_SUITE}" if line.startswith("Suites:") else line for line in first))
+    """gVisor's runsc: the one on the PATH, else the unpacked one."""
+    found = shutil.which("runsc", path=f"{os.environ['PATH']}:{TOOLS}/runsc/usr/bin")
+    if found is None:
+        raise Unavailable(f"no runsc here: run {PREPARE}")
+    return found
 
 
 @contextlib.contextmanager
@@ -143,9 +105,9 @@ def _import_image(command: list[str], root: Path) -> None:
 @contextlib.contextmanager
 def gvisor() -> Iterator[dict[str, Any]]:
     """runsc with a state directory of its own; gives the options of `ContainerProvider` that use it."""
-    program, _ = runsc(), debian_root()
     if os.geteuid() != 0:
         raise Unavailable("starting containers needs root")
+    program, _ = runsc(), debian_root()
     with tempfile.TemporaryDirectory(prefix="hrl-runsc-", ignore_cleanup_errors=True) as work:
         flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--host-uds=all", "--overlay2=root:memory"]
         yield {"kind": "runsc", "program": [program, "--root", work, *flags]}
@@ -154,7 +116,8 @@ def gvisor() -> Iterator[dict[str, Any]]:
 class ContainerProvider:
     """Starts the packed slot server in a container; a directory of the host that is mounted there has its socket.
 
-    Options: `kind` and `program` as the engines above give them, `run` (more options of `docker run`), `folder`.
+    Options: `kind` and `program` as the engines above give them, `run` (more options of `docker run`),
+    `compiled` (false: without the compiled helper), `folder`.
     """
 
     def __init__(self, context: ProviderContext, options: Mapping[str, Any]) -> None:
@@ -171,7 +134,7 @@ class ContainerProvider:
         """A container that ends with our end of its standard input."""
         directory = self._folder / name[-12:]
         directory.mkdir(mode=0o755)
-        (directory / "server.pyz").write_bytes(pack())
+        (directory / "server.pyz").write_bytes(pack(compiled=bool(self._options.get("compiled", True))))
         server = ["python3", "/hermes/server.pyz", "--scratch", "/var/hermes", "--listen", "unix:/hermes/s"]
         server += ["--slots", str(self._context.slots), "--host-id", name, "--die-with-parent"]
         with (directory / "log").open("wb") as log_file:

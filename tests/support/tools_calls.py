@@ -25,10 +25,19 @@ class Tools:
         assert result.exit_code == 0, result.output
         return result.output
 
+    async def running(self, pattern):
+        """Command lines of the sandbox that match.
+
+        Without a PID namespace every process of the machine is visible: those of this sandbox work in its folder.
+        """
+        return await self.sh(f"""for p in $(pgrep -f {shlex.quote(pattern)}); do
+            case $(readlink /proc/$p/cwd) in "$(pwd -P)"*) tr '\\0' ' ' < /proc/$p/cmdline ;; esac
+        done; true""")
+
     async def gone(self, pattern):
         """Whether no command line of the sandbox matches any more; a kill may take a moment."""
         for _ in range(100):
-            found = await self.sh(f"ps -eo args= 2>/dev/null | grep -E {shlex.quote(pattern)} | grep -v grep || true")
+            found = await self.running(pattern)
             if not found:
                 return True
             await asyncio.sleep(0.05)

@@ -55,7 +55,7 @@ async def the_size_can_be_changed(ctx: CheckContext) -> None:
     expect("33 101" in log, f"the log is {log!r}")
 
 
-@check()
+@check("controlling-terminal")
 async def password_prompts_work(ctx: CheckContext) -> None:
     """A program that reads from /dev/tty gets what is written."""
     async with ctx.lease() as box:

@@ -58,6 +58,16 @@ def prctl(step: str, option: int, value: int) -> None:
     _checked(step, int(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)))
 
 
+def unshare(step: str, flags: int) -> None:
+    """unshare(2)."""
+    _checked(step, int(_libc.unshare(flags)))
+
+
+def setns(step: str, fd: int, kind: int) -> None:
+    """setns(2)."""
+    _checked(step, int(_libc.setns(fd, kind)))
+
+
 def set_host_name(name: str) -> None:
     """sethostname(2), which Python offers under the same name but only since it runs as root."""
     data = name.encode()

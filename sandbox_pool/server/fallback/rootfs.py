@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -40,7 +41,7 @@ def build_root(config: SlotConfig, layer_fds: list[int]) -> int:
     if not config.user_ns:
         _protect_proc()
     if config.net_ns:
-        _loopback_up()
+        _bring_up_loopback(config)
     kernel.set_host_name(config.hostname)
     _enter_root()
     return upper
@@ -57,7 +58,9 @@ def _attach_layers(config: SlotConfig, fds: list[int]) -> None:
 
 def _overlay(config: SlotConfig, below: str, last: str, upper: str, work: str, target: str) -> None:
     lower = ":".join(f"{layer}{below}" for layer in config.layers) + last
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}{',userxattr' if config.user_ns else ''}"
+    # gVisor takes absolute names only; in a user namespace there may be no right to what lies above.
+    here = "" if config.user_ns else f"{os.getcwd()}/"
+    options = f"lowerdir={lower},upperdir={here}{upper},workdir={here}{work}{',userxattr' if config.user_ns else ''}"
     mount("mount the overlay", "overlay", target, "overlay", MS_NODEV, options)
 
 
@@ -93,7 +96,48 @@ def _protect_proc() -> None:
 
 def _loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", 0x1 | 0x40))
+        try:
+            fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", 0x1 | 0x40))
+        except OSError as error:
+            if error.errno != errno.ENOTTY:
+                raise
+            _reach_itself(sock)  # gVisor knows no way to bring loopback up, because there it is up from the start
+
+
+def _reach_itself(sock: socket.socket) -> None:
+    sock.settimeout(1.0)
+    sock.bind(("127.0.0.1", 0))
+    sock.sendto(b"!", sock.getsockname())
+    sock.recv(1)
+
+
+def _borrow_network() -> None:
+    """A network of a user namespace of its own, which a child makes: for containers that lack NET_ADMIN."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            kernel.unshare("make a network", kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
+            _loopback_up()
+            socket.send_fds(theirs, [b"!"], [os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)])
+        os._exit(0)
+    theirs.close()
+    with ours:
+        _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+    os.waitpid(pid, 0)
+    if not fds:
+        raise kernel.KernelError("bring up loopback", errno.EPERM)
+    kernel.setns("bring up loopback", fds[0], kernel.CLONE_NEWNET)
+    os.close(fds[0])
+
+
+def _bring_up_loopback(config: SlotConfig) -> None:
+    try:
+        _loopback_up()
+    except OSError:
+        if config.user_ns:
+            raise
+        _borrow_network()
 
 
 def _enter_root() -> None:

@@ -23,6 +23,12 @@ def _stat_text(info: os.stat_result) -> str:
     return f"{_kind(info.st_mode)} {info.st_size} {stat.S_IMODE(info.st_mode):o} {info.st_mtime_ns}"
 
 
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 class Worker:
     """One request and its stream."""
 
@@ -88,9 +94,8 @@ class Worker:
         mode = self.request.number("mode", mode)
         draft = f"{target}.hermes-{os.getpid()}"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self.ok()
         try:
-            self._receive(fd, self.request.number("size"))
+            self._take_content(fd)
             os.fchmod(fd, mode)
             os.close(fd)
             os.rename(draft, target)
@@ -99,15 +104,19 @@ class Worker:
             raise
         self.ok()
 
-    def _receive(self, fd: int, size: int) -> None:
+    def _take_content(self, fd: int) -> None:
+        """A small file comes with its request; the data of a larger one is asked for."""
+        if self.request.number("inline"):
+            _write_all(fd, self.request.raw)
+            return
+        self.ok()
+        size = self.request.number("size")
         while size > 0:
             data = self.sock.recv(min(size, 65536))
             if not data:
                 raise OSError(errno.ECONNABORTED, "")
             size -= len(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            _write_all(fd, data)
 
     def do_listen(self) -> None:
         """A unix socket whose listening descriptor goes to the server."""

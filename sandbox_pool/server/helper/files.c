@@ -57,14 +57,17 @@ static void do_read(int sock, const struct message *request, const char *path) {
     long long offset = message_number(request, "offset", 0), limit = message_number(request, "length", -1);
     int fd = open_regular(path, &size);
     if (fd < 0) return reply_error(sock, errno);
-    dprintf(sock, "ok %lld\n", (long long)size);
+    /* The status and the first part leave together: a small file wakes the server once. */
+    size_t filled = (size_t)snprintf(buffer, sizeof buffer, "ok %lld\n", (long long)size);
     /* To the end, not to `size`: files in /proc have size 0. */
-    while (limit != 0) {
-        size_t part = limit > 0 && limit < (long long)sizeof buffer ? (size_t)limit : sizeof buffer;
-        ssize_t n = pread(fd, buffer, part, offset);
-        if (n <= 0 || !write_all(sock, buffer, (size_t)n)) break;
-        offset += n;
-        if (limit > 0) limit -= n;
+    for (ssize_t n = 1; n > 0; filled = 0) {
+        size_t part = sizeof buffer - filled;
+        if (limit >= 0 && limit < (long long)part) part = (size_t)limit;
+        n = pread(fd, buffer + filled, part, offset);
+        if (n > 0) offset += n;
+        if (n > 0 && limit > 0) limit -= n;
+        filled += n > 0 ? (size_t)n : 0;
+        if (filled && !write_all(sock, buffer, filled)) break;
     }
     close(fd);
 }
@@ -90,6 +93,13 @@ static int receive_into(int sock, int fd, long long size) {
     return 0;
 }
 
+/* A small file comes with its request; the data of a larger one is asked for. */
+static int take_content(int sock, const struct message *request, int fd) {
+    if (message_number(request, "inline", 0)) return write_all(fd, request->raw, request->raw_size) ? 0 : errno;
+    dprintf(sock, "ok\n");
+    return receive_into(sock, fd, message_number(request, "size", 0));
+}
+
 /* Through a link to where it points, so that writing to a link behaves like every editor and shell does. */
 static const char *final_target(const char *path, char *resolved) {
     struct stat info;
@@ -112,8 +122,7 @@ static void do_write(int sock, const struct message *request, const char *path) 
     snprintf(temporary, sizeof temporary, "%s.hermes-%d", path, getpid());
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return reply_error(sock, errno);
-    dprintf(sock, "ok\n"); /* the data may come */
-    error = receive_into(sock, fd, message_number(request, "size", 0));
+    error = take_content(sock, request, fd);
     if (!error && fchmod(fd, mode)) error = errno;
     if (close(fd) && !error) error = errno;
     if (!error && rename(temporary, path)) error = errno;

@@ -95,6 +95,7 @@ async def test_a_long_log_rolls_and_says_so(tools):
 async def test_kill_ends_the_whole_tree(tools):
     session_id = await start(tools, "sleep 62 & setsid sleep 63 & echo up; wait")
     await until(tools, session_id, "up")
+    assert "sleep 62" in await tools.running("sleep 6[23]")
     result = await tools("process", action="kill", session_id=session_id)
     assert result["status"] == "killed"
     assert result["exit_code"] not in (0, None)

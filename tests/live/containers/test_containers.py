@@ -1,6 +1,7 @@
 """The slot server inside real containers: which isolation it finds there, and that it keeps what that level promises.
 
 All checks of `sandbox_pool/conformance` run in each container, but for those that look at the machine from outside.
+Prepared by tests/live/containers/prepare.sh; then `pytest -m slow tests/live/containers`.
 """
 
 import asyncio
@@ -11,16 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.containers import Unavailable, docker_engine, gvisor
 
 from sandbox_pool import PoolConfig, SlotPool
 from sandbox_pool.client import HostInfo
 from sandbox_pool.conformance import CheckResult, all_checks, run_checks
 from sandbox_pool.conformance.context import CheckContext
+from sandbox_pool.conformance.registry import GROUPS
+from support.containers import Unavailable, docker_engine, gvisor
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SLOW = ("hundred_megabytes", "many_small_files", "says_that_it_is_alive")
 """Checks of code that no place changes."""
-CHECKS = [check for check in all_checks() if not any(name in check.id for name in SLOW)]
+
+
+NO_LIMITS = frozenset({"memory", "pids", "cpu"})
+SYS_ADMIN = ("--cap-add", "SYS_ADMIN")
+FEW = ("execution", "isolation")
 
 
 @dataclass(frozen=True)
@@ -33,15 +40,28 @@ class Place:
     missing: frozenset[str]
     run: tuple[str, ...] = ()
     at_once: int = 4
+    compiled: bool = True
+    groups: tuple[str, ...] = GROUPS
+    """Subjects of the checks that are run there."""
 
 
 PLACES = {
     "docker": Place(docker_engine, "landlock", "", frozenset({"memory", "cpu", "disk", "loopback"})),
-    "docker-sys-admin": Place(
-        docker_engine, "namespaces", "nouser", frozenset({"memory", "pids", "cpu"}), run=("--cap-add", "SYS_ADMIN")
+    "docker-sys-admin": Place(docker_engine, "namespaces", "nouser", NO_LIMITS, run=SYS_ADMIN),
+    "docker-sys-admin-python": Place(
+        docker_engine, "namespaces", "nouser", NO_LIMITS, run=SYS_ADMIN, compiled=False, groups=FEW
     ),
-    "gvisor": Place(gvisor, "namespaces", "nouser", frozenset({"memory", "pids", "cpu"}), at_once=2),
+    "gvisor": Place(gvisor, "namespaces", "nouser", NO_LIMITS | {"tty"}, at_once=2),
+    "gvisor-python": Place(
+        gvisor, "namespaces", "nouser", NO_LIMITS | {"tty"}, at_once=2, compiled=False, groups=("execution",)
+    ),
 }
+CASES = [
+    pytest.param(name, check, id=f"{name}-{check.id}")
+    for name, place in PLACES.items()
+    for check in all_checks()
+    if check.group in place.groups and not any(slow in check.id for slow in SLOW)
+]
 
 
 @dataclass
@@ -66,7 +86,7 @@ async def look_at(place: Place, options: dict[str, object], wanted: list[object]
     folder = Path(tempfile.mkdtemp(prefix="hrl-c-"))
     config = PoolConfig(
         provider="support.containers:ContainerProvider",
-        provider_options={**options, "folder": str(folder), "run": list(place.run)},
+        provider_options={**options, "folder": str(folder), "run": list(place.run), "compiled": place.compiled},
         slots_per_host=12,
         max_hosts=1,
         start_attempts=1,
@@ -119,7 +139,6 @@ def seen_at(place: str, outcomes: dict[str, Outcome]) -> Outcome:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.timeout(900)
 def test_the_strongest_possible_level_is_found_and_said(place: str, outcomes: dict[str, Outcome]) -> None:
     info = seen_at(place, outcomes).info
     expected = PLACES[place]
@@ -128,7 +147,7 @@ def test_the_strongest_possible_level_is_found_and_said(place: str, outcomes: di
         expected.variant,
         set(expected.missing),
     ), info.isolation_reason
-    assert info.helper == "compiled"
+    assert info.helper == ("compiled" if expected.compiled else "python")
     assert all(reason for _, reason in info.rejected)
 
 
@@ -151,12 +170,10 @@ def test_privileges_of_the_container_are_not_the_slots(place: str, outcomes: dic
     assert output.count("not permitted") + output.count("permission denied") + output.count("must be superuser") == 2
     effective = int(output.partition("CapEff:\t")[2].split()[0], 16)
     assert effective & (1 << 21 | 1 << 12 | 1 << 19) == 0, "SYS_ADMIN, NET_ADMIN or SYS_PTRACE is left"
-    assert "NoNewPrivs:\t1" in output or place == "gvisor"
+    assert "NoNewPrivs:\t1" in output or place.startswith("gvisor")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("place", "check"), CASES)
 def test_promise(place: str, check: object, outcomes: dict[str, Outcome]) -> None:
     result = seen_at(place, outcomes).results[check.id]
     if result.verdict == "not promised":

@@ -17,7 +17,7 @@ from support.slot_server import Server
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.parametrize("size", [0, 1, 65536, 1 << 20, (1 << 20) + 1, 9_999_999])
+@pytest.mark.parametrize("size", [0, 1, 32768, 32769, 65527, 65528, 65536, 1 << 20, (1 << 20) + 1, 9_999_999])
 async def test_a_file_comes_back_as_it_was_written(sandbox: Sandbox, size: int) -> None:
     data = os.urandom(size)
     await sandbox.write_file("dir/with space/file", data)

@@ -105,6 +105,47 @@ async def test_a_reset_leaves_no_file_and_no_process(server: Server) -> None:
     assert (await server.client.release(slot, epoch)).clean
 
 
+LEAVE_SHARED = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+made = [libc.shmget(0, 4096, 0o1666), libc.semget(0, 1, 0o1666), libc.msgget(0, 0o1666)]
+open("/dev/shm/left-%d" % os.getpid(), "w").write("private")
+print(min(made) >= 0)
+"""
+
+
+async def test_semaphores_and_locks_of_python_work(server: Server) -> None:
+    if "signals" in server.client.info.missing:
+        pytest.skip("slots that are one user would share them")
+    async with server.lease() as sandbox:
+        asked = await sandbox.exec(
+            "python3 -c 'import multiprocessing as m; print(m.Lock(), m.Semaphore(3).acquire())'"
+        )
+        assert asked.output == "<Lock(owner=None)> True\n"
+
+
+async def test_a_reset_leaves_no_shared_memory(server: Server) -> None:
+    info = server.client.info
+    if info.isolation == "plain" or "signals" in info.missing:
+        pytest.skip("slots are not users of their own, and have no namespace either")
+    async with server.lease() as sandbox:
+        slot = sandbox.slot
+        await sandbox.write_file("leave.py", LEAVE_SHARED.encode())
+        assert (await sandbox.exec("python3 leave.py")).output == "True\n"
+        owner = (await sandbox.exec("id -u")).output.strip()
+    epoch = await server.client.lease(slot, task_id="next", spec=SandboxSpec())
+    following = server.client.sandbox(slot, epoch, task_id="next", spec=SandboxSpec())
+    tables = (await following.exec("cat /proc/sysvipc/shm /proc/sysvipc/sem /proc/sysvipc/msg")).output
+    left = [line for line in tables.splitlines() if owner != "0" and owner in line.split()]
+    assert left == []
+    if info.isolation == "namespaces":
+        assert len(tables.splitlines()) == 3, "only the headings of a namespace of its own"
+        assert (await following.exec("ls /dev/shm")).output == ""
+    else:
+        assert [entry.name for entry in os.scandir("/dev/shm") if str(entry.stat().st_uid) == owner] == []
+    assert (await server.client.release(slot, epoch)).clean
+
+
 async def home(sandbox: object) -> str:
     return (await sandbox.exec("echo ~")).output.strip()  # type: ignore[attr-defined]
 
