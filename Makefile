@@ -36,7 +36,7 @@ demo: $(INSTALLED) hints
 	$(BIN)/hermes-rl demo
 
 test: $(INSTALLED) hints
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800
