@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test test-slow lint format bench vllm hints clean
+.PHONY: help demo test test-slow lint format bench nomad vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   slots, loop, tools and serving, each beside its control"
+	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
 	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
 	@echo "make clean   remove .venv and everything built"
 
@@ -39,6 +40,16 @@ test: $(INSTALLED) hints
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800
+
+# Pinned by tests/live/nomad/go.mod. Only tests use it; users install Nomad the way its makers say (BUSL-licensed).
+nomad:
+	@if command -v nomad >/dev/null 2>&1; then echo "nomad is on PATH"; else $(MAKE) --no-print-directory .tools/nomad; fi
+
+.tools/nomad: tests/live/nomad/go.mod tests/live/nomad/go.sum
+	@command -v go >/dev/null 2>&1 || { echo "building nomad needs go 1.24.7 or later"; exit 1; }
+	@mkdir -p .tools
+	cd tests/live/nomad && GOTOOLCHAIN=local CGO_ENABLED=1 go build -mod=mod -trimpath -tags hashicorpmetrics \
+		-ldflags "-s -w" -o ../../../.tools/nomad github.com/hashicorp/nomad
 
 vllm: $(INSTALLED)
 	bash tests/live/vllm/prepare.sh

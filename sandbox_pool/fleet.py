@@ -21,7 +21,7 @@ from sandbox_pool.isolation import check_isolation
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import Owner
-from sandbox_pool.providers.base import Provider
+from sandbox_pool.providers.base import Provider, ReportsLoss
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -110,6 +110,13 @@ class Fleet:
         self._health = HealthWatch(config, on_change=events.fleet_changed, on_lost=self.lose)
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        if isinstance(provider, ReportsLoss):
+            provider.on_host_lost(self._lost_by_name)
+
+    def _lost_by_name(self, name: str, reason: str) -> None:
+        host = self.hosts.get(name)
+        if host is not None:
+            self.lose(host, reason)
 
     def counted(self) -> list[PooledHost]:
         """Hosts that count against `max_hosts`: all but those that only serve their last leases out."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from sandbox_pool.journal import Journal, JournalHost, JournalOwner
 from sandbox_pool.owner import Owner, is_alive
-from sandbox_pool.providers.base import Closes, Provider, ProviderContext, load_provider
+from sandbox_pool.providers.base import Closes, HostRecord, Provider, ProviderContext, load_provider
 
 STOP_TIMEOUT_S = 120.0
 AT_ONCE = 8
@@ -145,8 +145,7 @@ async def _destroy_unrecorded(
     report: GcReport,
 ) -> None:
     try:
-        provider = _load(name, settings, state_dir, me)
-        records = await asyncio.wait_for(provider.list(), STOP_TIMEOUT_S)
+        records = await _list(name, settings, state_dir, me)
     except Exception as error:  # noqa: BLE001 - one provider that cannot be asked must not keep others from being cleaned
         report.actions.append(GcAction("*", name, "failed", f"cannot be listed: {error}"))
         return
@@ -157,8 +156,6 @@ async def _destroy_unrecorded(
         problem = await _stop(name, settings, state_dir, me, record.name)
         reason = problem or f"not in the journal, {record.state}, no living owner"
         report.actions.append(GcAction(record.name, name, "failed" if problem else "destroyed", reason))
-    if isinstance(provider, Closes):
-        await provider.close()
 
 
 def _load(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> Provider:
@@ -166,13 +163,24 @@ def _load(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> Pr
     return load_provider(name, context, settings.get("options") or {})
 
 
+async def _list(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> list[HostRecord]:
+    provider = _load(name, settings, state_dir, me)
+    try:
+        return await asyncio.wait_for(provider.list(), STOP_TIMEOUT_S)
+    finally:
+        if isinstance(provider, Closes):
+            await provider.close()
+
+
 async def _stop(name: str, settings: dict[str, Any], state_dir: Path, me: Owner, host: str) -> str | None:
     """Destroy one host; the reason when that failed."""
     try:
         provider = _load(name, settings, state_dir, me)
-        await asyncio.wait_for(provider.stop(host), STOP_TIMEOUT_S)
-        if isinstance(provider, Closes):
-            await provider.close()
+        try:
+            await asyncio.wait_for(provider.stop(host), STOP_TIMEOUT_S)
+        finally:
+            if isinstance(provider, Closes):
+                await provider.close()
     except Exception as error:  # noqa: BLE001 - any provider's fault becomes a line of the report and an exit code
         return f"{type(error).__name__}: {error}"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "Sandbox slots: status, gc of leftovers, conformance check, benchmark."
+HELP = "Sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster."
 EXAMPLE = "hermes-rl pool bench --slots 16 --json"
 
 
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--many", type=int, default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
     )
-    for action in (check, bench):
+    job = actions.add_parser("job", help="print the job that a provider's hosts are started from")
+    for action in (check, bench, job):
         action.add_argument(
             "--provider", default="local", help="built-in name, entry point or module:Class (default local)"
         )
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the provider")
         action.add_argument("--min-isolation", choices=("namespaces", "landlock", "uid", "plain"), default="plain")
         action.add_argument("--scratch-dir", help="where slots keep their layers")
+    job.set_defaults(provider="nomad", slots=8, state_dir=None)
     for action in (status, gc, check, bench):
         action.add_argument("--json", action="store_true", help="machine-readable output")
         action.add_argument("--state-dir", help="where the journal is (default: the user's state directory)")
@@ -49,5 +51,6 @@ def run(args: argparse.Namespace) -> int:
         "gc": pool_actions.gc,
         "check": pool_actions.check,
         "bench": pool_actions.bench,
+        "job": pool_actions.job,
     }
     return actions[args.action](args)

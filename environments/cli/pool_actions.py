@@ -1,4 +1,4 @@
-"""The four actions of `hermes-rl pool`, each with a table for people and JSON for programs."""
+"""The actions of `hermes-rl pool`, each with a table for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandbox_pool import PoolConfig, SandboxError, SlotPool
 from sandbox_pool.gc import Liveness, collect_orphans, default_place
 from sandbox_pool.journal import Journal
 from sandbox_pool.owner import this_process
-from sandbox_pool.providers.base import ProviderContext, load_provider
+from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider
 
 if TYPE_CHECKING:
     from sandbox_pool.conformance import Check, CheckResult
@@ -208,6 +208,19 @@ def _progress(quiet: bool) -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+def job(args: argparse.Namespace) -> int:
+    """Print a provider's job as JSON, the form that its cluster takes."""
+    config = _config(args)
+    provider = load_provider(config.provider, ProviderContext.of(config, this_process().tag()), config.provider_options)
+    if not isinstance(provider, HasJob):
+        raise UsageError(f"hosts of the provider {args.provider!r} are not started from a job")
+    try:
+        _print_json({"Job": provider.job(config.spec)})
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return 0
 
 
 def bench(args: argparse.Namespace) -> int:

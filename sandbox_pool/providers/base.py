@@ -151,6 +151,22 @@ class Adopts(Protocol):
 
 
 @runtime_checkable
+class ReportsLoss(Protocol):
+    """Optional: the place says when a host is gone, which no connection tells when a whole machine is cut off."""
+
+    def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
+        """Call back with name and reason, in the pool's loop, for hosts that were started and not stopped."""
+
+
+@runtime_checkable
+class HasJob(Protocol):
+    """Optional: hosts are started from a job description that people may want to read, change or register."""
+
+    def job(self, spec: SandboxSpec) -> dict[str, Any]:
+        """The job of hosts for this spec."""
+
+
+@runtime_checkable
 class Closes(Protocol):
     """Optional: a provider with connections of its own gets told when the pool is done."""
 
@@ -165,6 +181,7 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 BUILT_IN = {
     "local": "sandbox_pool.providers.local:LocalProvider",
+    "nomad": "sandbox_pool.providers.nomad:NomadProvider",
 }
 
 

@@ -34,6 +34,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--level", help="use this level only")
     parser.add_argument("--owner-ttl-s", type=float, help="end when no client was connected for so long")
     parser.add_argument("--host-id", default="")
+    parser.add_argument("--image", help="the image this server runs in: specs that name it get slots on its own root")
     parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
     parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
     return parser.parse_args()
@@ -85,6 +86,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
     service = Service(token, slots, snapshots, facts, arguments.scratch)
+    service.own_image = arguments.image
     host.on_lost = service.stopping.set
     server, address = await _listen(arguments.listen, service)
     cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])

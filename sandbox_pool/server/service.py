@@ -46,6 +46,8 @@ class Service:
         self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
+        self.own_image: str | None = None
+        """The container image this server runs in: a spec that names it asks for the root that is there already."""
         self._host_ops: dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
@@ -127,7 +129,10 @@ class Service:
         layers: Sequence[str] = ()
         if header.get("snapshot"):
             layers = self.snapshots.layers(str(header["snapshot"]))
-        lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), header["spec"], layers)
+        spec = dict(header["spec"])
+        if self.own_image is not None and spec.get("image") == self.own_image:
+            spec["image"] = None
+        lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
         if header.get("snapshot"):

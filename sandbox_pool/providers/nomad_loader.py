@@ -1,0 +1,132 @@
+"""First process of a host on a Nomad node: gets the slot server from the pool, runs it, and cleans up after it.
+
+It travels in the job as text (`python3 -c`), so it stands alone and runs on Python 3.9. The job names only hashes: of
+the token, so that nobody who may read jobs can use the host, and of the server, so that only that program is ever run.
+
+    client: load <token>            loader: need | have
+    client: <size>, the program     loader: the server's first line (its address, or what went wrong)
+
+When the server ends, however it ends, what it left is removed; when this process is killed, the server ends itself. A
+pool that never comes is not waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RECEIVE_S = 20.0
+STOP_S = 20.0
+LIMIT = 64 << 20
+
+
+def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str]:
+    """The first peer that knows the token."""
+    wanted = os.environ["HRL_TOKEN_SHA256"]
+    while time.monotonic() < deadline:
+        listener.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            peer, _ = listener.accept()
+            peer.settimeout(RECEIVE_S)
+            words = read_line(peer).split()
+            if len(words) == 2 and words[0] == "load":
+                digest = hashlib.sha256(words[1].encode()).hexdigest()
+                if hmac.compare_digest(digest, wanted):
+                    return peer, words[1]
+            peer.close()
+        except OSError:
+            continue
+    sys.exit("no pool came for this host in time")
+
+
+def read_line(peer: socket.socket) -> str:
+    """One short line, read byte by byte so that nothing behind it is taken."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 200:
+        data = peer.recv(1)
+        if not data:
+            break
+        line += data
+    return line.decode("ascii", "replace").strip()
+
+
+def receive(peer: socket.socket, path: Path) -> None:
+    """The program, accepted only when it is the one that the job names."""
+    if path.exists():
+        peer.sendall(b"have\n")
+        return
+    peer.sendall(b"need\n")
+    left = int(read_line(peer))
+    if not 0 < left <= LIMIT:
+        sys.exit("a program of that size is not accepted")
+    data = bytearray()
+    while len(data) < left:
+        chunk = peer.recv(min(1 << 20, left - len(data)))
+        if not chunk:
+            sys.exit("the connection was cut while the program was sent")
+        data += chunk
+    if hashlib.sha256(data).hexdigest() != os.environ["HRL_SERVER_SHA256"]:
+        sys.exit("the program that was sent is not the one that the job names")
+    path.write_bytes(data)
+
+
+def run(command: list[str], token: str, peer: socket.socket) -> int:
+    """The server until it ends. Its stdin stays open as long as this process lives; it ends itself when that closes."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+    server = subprocess.Popen(
+        [*command, *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/"
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: server.terminate())
+    try:
+        server.stdin.write(token.encode() + b"\n")
+        server.stdin.flush()
+    except OSError:
+        pass  # it ended at once: what it said is passed on below
+    line = server.stdout.readline() or json.dumps({"error": "the server ended without a word"}).encode() + b"\n"
+    sys.stdout.write(line.decode("utf-8", "replace"))
+    sys.stdout.flush()
+    try:
+        peer.sendall(line)
+        peer.close()
+    except OSError:
+        pass  # the pool is gone: the server's own deadline for its owner decides
+    return server.wait()
+
+
+def main() -> None:
+    """Serve one host, from its first breath to its last trace."""
+    scratch = Path(os.environ["HRL_SCRATCH"])
+    scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
+    address = os.environ["HRL_BIND"], int(os.environ["HRL_PORT"])
+    path = Path(os.environ.get("HRL_SERVER_PATH") or scratch / "server.py")
+    listener = socket.create_server(address)
+    peer, token = accept(listener, time.monotonic() + float(os.environ["HRL_LOAD_S"]))
+    listener.close()
+    receive(peer, path)
+    command = [sys.executable, str(path), "--scratch", str(scratch / "s")]
+    listen = ["--listen", f"tcp:{address[0]}:{address[1]}", "--die-with-parent"]
+    code = -1
+    try:
+        code = run([*command, *listen], token, peer)
+    finally:
+        if code != 0:  # one that ended in good order has cleaned up itself
+            subprocess.run([*command, "--cleanup"], stdin=subprocess.DEVNULL, timeout=STOP_S, check=False)
+        shutil.rmtree(scratch, ignore_errors=True)
+    # Negative: killed by a signal. Told to end is a good end.
+    sys.exit(0 if code in (0, -signal.SIGTERM) else 1)
+
+
+if __name__ == "__main__":
+    main()
