@@ -13,10 +13,10 @@ import errno
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from environments.owned_folders import make_owned_folder
 from environments.sandboxes import Sandbox
 from sandbox_pool.results import FileStat
 
@@ -37,7 +37,7 @@ class FrozenWorkspace:
     async def take(cls, sandbox: Sandbox, whole_layer: bool = False) -> FrozenWorkspace:
         """Stop the agent's processes and copy its workspace; with `whole_layer` keep everything else it wrote too."""
         await sandbox.stop_processes()
-        directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="hermes-frozen-"))
+        directory = await asyncio.to_thread(make_owned_folder, "frozen-")
         frozen = cls(directory, sandbox.workdir)
         try:
             await sandbox.download(sandbox.workdir, frozen.files)
