@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import uuid
 
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal
@@ -16,19 +17,20 @@ from sandbox_pool.spec import SandboxSpec
 @check("separate-users")
 async def files_of_another_tenant(ctx: CheckContext) -> None:
     """A tenant cannot find, read or change another tenant's files."""
+    secret = f"tenant-secret-{uuid.uuid4().hex}"
     async with ctx.two() as (one, other):
-        await one.exec("echo tenant-secret-7391 > mine; pwd > where")
+        await one.exec(f"echo {secret} > mine")
         place = (await one.exec("pwd")).output.strip()
         # The file systems of processes are looked at too: /proc/*/root and cwd lead into other slots.
         found = await other.exec(
             f"cat {place}/mine /proc/*/cwd/mine /proc/*/root{place}/mine 2>/dev/null; "
-            f"grep -rs tenant-secret-7391 /tmp /var/tmp /dev/shm /workspace /home /root 2>/dev/null; "
+            f"grep -rs {secret} /tmp /var/tmp /dev/shm /workspace /home /root 2>/dev/null; "
             f"echo changed 2>/dev/null > {place}/mine; true",
             timeout_s=30,
         )
         after = await one.exec("cat mine")
-    expect("tenant-secret-7391" not in found.output, f"the other tenant read it: {found.output!r}")
-    expect_equal(after.output, "tenant-secret-7391\n", "the file")
+    expect(secret not in found.output, f"the other tenant read it: {found.output!r}")
+    expect_equal(after.output, f"{secret}\n", "the file")
 
 
 @check("own-pids")
