@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agent_loop.backends.base import Generation, TokenBackend
+from agent_loop.fairness import breathe
 from agent_loop.model import Message, ModelCall, ModelTurn, Sampling, Segment, ToolSchema
 from agent_loop.records import SampledCall
 from agent_loop.tokens.ledger import Ledger
@@ -104,13 +105,15 @@ class RecordedConversation:
         prompt = self._ledger.tokens + glue
         began = time.monotonic()
         generation = await self._backend.generate(prompt, sampling, stop_ids=sorted(self._template.given_stop_ids))
+        duration_s = time.monotonic() - began
+        await breathe()
         self._ledger.extend(glue)
         self._ledger.sampled(
             generation.token_ids,
             generation.logprobs,
             sent=prompt,
             finish_reason=generation.finish_reason,
-            duration_s=time.monotonic() - began,
+            duration_s=duration_s,
             weights_version=generation.weights_version,
         )
         return self._take_turn(generation, prompt)
