@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import Field, create_model
 
 from environments.config import ConfigError, find_config, load_config
+from environments.config.yaml_file import read_yaml
 from environments.env_config import RunConfig, ServerConfig
 from environments.registry import find_environment
 
@@ -45,14 +45,11 @@ def _folders(source: str | Path | None) -> list[Path]:
 def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
     if source is None:
         raise ConfigError("name a config: a file, or one that ships (see `hermes-rl serve --help`)")
-    try:
-        data = yaml.safe_load(find_config(source).read_text("utf-8"))
-    except yaml.YAMLError:
-        data = None
-    if not isinstance(data, dict) or not data.get("environment"):
+    name = read_yaml(find_config(source)).data.get("environment")
+    if not name:
         load_config(RunConfig, source, settings)
         raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, or module:Class")
-    return str(data["environment"])
+    return str(name)
 
 
 def _model_of(kind: type[HermesAgentBaseEnv]) -> type[RunConfig]:

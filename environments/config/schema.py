@@ -42,21 +42,29 @@ def _fields_by_key(model: type[BaseModel]) -> dict[str, Any]:
 
 def _unknown_in_value(annotation: Any, value: Any, at: KeyPath) -> Iterator[UnknownKey]:
     if isinstance(value, Mapping):
-        models = [m for m in _alternatives(annotation) if isinstance(m, type) and issubclass(m, BaseModel)]
-        found = [list(unknown_keys(model, value, at)) for model in models]
-        if found:
-            # In a union the alternative that knows the most keys is the one that was meant.
-            yield from min(found, key=len)
-            return
-        for item in _alternatives(annotation):
-            if typing.get_origin(item) in (dict, Mapping) and len(typing.get_args(item)) == 2:
-                for key, inner in value.items():
-                    yield from _unknown_in_value(typing.get_args(item)[1], inner, (*at, key))
+        yield from _unknown_in_mapping(annotation, value, at)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for item in _alternatives(annotation):
-            if typing.get_origin(item) in (list, tuple, Sequence) and typing.get_args(item):
-                for index, inner in enumerate(value):
-                    yield from _unknown_in_value(typing.get_args(item)[0], inner, (*at, index))
+        for item_type, *_ in _arguments_of(annotation, (list, tuple, Sequence)):
+            for index, inner in enumerate(value):
+                yield from _unknown_in_value(item_type, inner, (*at, index))
+
+
+def _unknown_in_mapping(annotation: Any, value: Mapping[str, Any], at: KeyPath) -> Iterator[UnknownKey]:
+    models = [m for m in _alternatives(annotation) if isinstance(m, type) and issubclass(m, BaseModel)]
+    if models:
+        # In a union the alternative that knows the most keys is the one that was meant.
+        yield from min((list(unknown_keys(model, value, at)) for model in models), key=len)
+        return
+    for _, value_type in _arguments_of(annotation, (dict, Mapping)):
+        for key, inner in value.items():
+            yield from _unknown_in_value(value_type, inner, (*at, key))
+
+
+def _arguments_of(annotation: Any, origins: tuple[type, ...]) -> Iterator[tuple[Any, ...]]:
+    """Type arguments of each alternative that is such a container: `(int,)` for `list[int] | None`."""
+    for item in _alternatives(annotation):
+        if typing.get_origin(item) in origins and typing.get_args(item):
+            yield typing.get_args(item)
 
 
 def _alternatives(annotation: Any) -> list[Any]:
