@@ -21,7 +21,7 @@ from sandbox_pool.isolation import check_isolation
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import Owner
-from sandbox_pool.providers.base import Provider, ReportsLoss
+from sandbox_pool.providers.base import Provider, ReportsLoss, create_interval_s
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ class Fleet:
     async def _intend(self, host: PooledHost) -> None:
         """Wait for this provider's turn, and write the name down before anything can exist under it."""
         config = self._config
-        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, config.create_interval_s)
+        interval_s = create_interval_s(self._provider, config.create_interval_s)
+        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, interval_s)
         if delay_s > 0:
             await asyncio.sleep(delay_s)
         entry = JournalHost(host.name, self._owner.tag(), config.provider, self._settings, host.key, "intent")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPIRY_MARGIN_S = 60.0
-"""A host that its place will end gets no new leases from the longest lease plus this before its end."""
+"""A host that its place will end gets no new leases from the longest lease plus this before its end, or from earlier on
+when its provider says so."""
 
 
 class HealthWatch:
@@ -95,5 +96,5 @@ class HealthWatch:
     def _expires_soon(self, host: PooledHost) -> bool:
         if host.host is None or host.host.expires_at_s is None:
             return False
-        longest_s = self._config.lease_ttl_s or 0.0
-        return time.time() + longest_s + EXPIRY_MARGIN_S > host.host.expires_at_s
+        margin_s = max(host.host.drain_s, (self._config.lease_ttl_s or 0.0) + EXPIRY_MARGIN_S)
+        return time.time() + margin_s > host.host.expires_at_s
