@@ -117,7 +117,11 @@ async def collect_orphans(
 def _places(recorded: list[JournalHost], places: Iterable[ProviderPlace]) -> list[ProviderPlace]:
     """Every provider, with every setting it was used with, once."""
     known = [default_place("local"), *places, *((host.provider, host.settings) for host in recorded)]
-    return list({json.dumps([name, settings], sort_keys=True): (name, settings) for name, settings in known}.values())
+    return list(
+        {
+            json.dumps([name, settings], sort_keys=True, default=str): (name, settings) for name, settings in known
+        }.values()
+    )
 
 
 async def _destroy_recorded(

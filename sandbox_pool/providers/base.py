@@ -204,6 +204,10 @@ BUILT_IN = {
 }
 
 
+EXTRAS = frozenset({"modal"})
+"""Built-in providers that need packages of their own, by the name of the extra."""
+
+
 def provider_names() -> list[str]:
     """Names that can be given without a module path: built-in ones and installed entry points."""
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
@@ -225,7 +229,8 @@ def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any
     try:
         factory = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"the provider {name!r} cannot be loaded: {error}") from error
+        hint = f"; pip install 'hermes-rl[{name}]'" if name in EXTRAS and isinstance(error, ImportError) else ""
+        raise ValueError(f"the provider {name!r} cannot be loaded: {error}{hint}") from error
     return cast("Provider", factory(context, options))
 
 

@@ -148,7 +148,7 @@ class ModalProvider:
         }
 
     def _command(self, name: str, image: str | None, sha256: str) -> Texts:
-        """The loader and what it needs to know; not as variables, which cost a secret per create where there are GPUs."""
+        """The loader and what it needs to know; not as variables: with GPUs they cost a secret per create."""
         options, context = self._options, self._context
         variables = {
             "HRL_BIND": "0.0.0.0",

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
+
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from modal import exception
 
 from sandbox_pool.errors import SandboxError
 
-try:
-    from grpclib.exceptions import GRPCError, StreamTerminatedError
-    from modal import exception
-except ModuleNotFoundError as error:
-    raise ImportError("the Modal SDK is not installed; pip install 'hermes-rl[modal]'") from error
-
-T = TypeVar("T")
 LOG_IN = "log in with `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 
 

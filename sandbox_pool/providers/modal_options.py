@@ -64,7 +64,7 @@ class ModalOptions(BaseModel):
     inbound_cidrs: Texts | None = None
     """From where the tunnel may be reached; None: from everywhere, with the host's token."""
     data_path: DataPath = "auto"
-    """How slots are reached: a TLS `tunnel`, or `exec` through Modal's own channel; `auto`: a tunnel where there is one."""
+    """How slots are reached: a TLS `tunnel`, or `exec` through Modal's own channel; `auto`: a tunnel if it can."""
     port: int = Field(default=8787, ge=1024, le=65535)
 
     timeout_s: int = Field(default=4 * 3600, ge=60, le=DAY_S)
@@ -72,7 +72,7 @@ class ModalOptions(BaseModel):
     drain_s: float = Field(default=1800.0, ge=0)
     """How long before that a sandbox gets no new leases, so that those it has can finish: the longest task."""
     idle_timeout_s: int | None = Field(default=300, ge=1)
-    """Modal ends a sandbox without an open tunnel connection or running command after so long: for clients that died."""
+    """Modal ends a sandbox without a tunnel connection or a running command after so long: for clients that died."""
 
     create_timeout_s: float = Field(default=60.0, gt=0)
     """How long one create may take, throttling by Modal included."""
@@ -98,11 +98,8 @@ class ModalOptions(BaseModel):
     def _agree(self) -> Self:
         if self.block_network and self.data_path == "tunnel":
             raise ValueError("block_network leaves no tunnel: use data_path exec or auto")
-        if self.block_network and (self.outbound_cidrs, self.outbound_domains, self.inbound_cidrs) != (
-            None,
-            None,
-            None,
-        ):
+        allowlists = (self.outbound_cidrs, self.outbound_domains, self.inbound_cidrs)
+        if self.block_network and allowlists != (None, None, None):
             raise ValueError("block_network and an allowlist exclude each other")
         if self.timeout_s < self.drain_s + self.ready_timeout_s + 60:
             raise ValueError(

@@ -1,8 +1,8 @@
 """The life of one app's sandboxes: made once under a name, found again by it, and surely ended.
 
 A create has three outcomes: made, refused, and no answer. After no answer the sandbox is looked for by its name, and
-taken for never made only when it has not appeared for a while. Should one appear later still, nobody comes to its loader,
-which then ends itself and the sandbox with it.
+taken for never made only when it has not appeared for a while. Should one appear later still, nobody comes to its
+loader, which then ends itself and the sandbox with it.
 
 A create is never cancelled along with whoever asked for it: the handle would be lost while the sandbox runs on.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import modal
+from modal import exception
 
 from sandbox_pool.errors import HostStartFailed, SandboxError
 from sandbox_pool.providers.modal_calls import (
@@ -26,7 +27,6 @@ from sandbox_pool.providers.modal_calls import (
     ModalMissing,
     ModalUnanswered,
     ask,
-    exception,
 )
 from sandbox_pool.providers.modal_options import ModalOptions
 
