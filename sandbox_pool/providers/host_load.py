@@ -92,6 +92,8 @@ async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWr
         began_s = time.monotonic()
         try:
             return await asyncio.wait_for(asyncio.open_connection(host, int(port), ssl=context), CONNECT_S)
+        except ssl.SSLCertVerificationError as error:
+            raise HostStartFailed(f"{address} is not to be trusted: {error}") from error
         except (OSError, TimeoutError):
             await _pause(began_s)
 

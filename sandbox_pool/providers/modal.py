@@ -102,7 +102,7 @@ class ModalProvider:
             return []
         return [
             HostRecord(tags.get(TAG_HOST, sandbox_id), tags.get(TAG_OWNER, ""), "running", detail=sandbox_id)
-            async for sandbox_id, tags in self._sandboxes.listed(app.app_id)
+            for sandbox_id, tags in await self._sandboxes.listed(app.app_id)
         ]
 
     async def close(self) -> None:

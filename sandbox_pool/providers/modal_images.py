@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import modal
 
-from sandbox_pool.providers.modal_calls import ask
+from sandbox_pool.providers.modal_calls import SDK_ERRORS, ask, fault
 from sandbox_pool.providers.modal_options import ModalOptions
 
 Kind = Literal["registry", "dockerfile", "published", "id", "default"]
@@ -81,8 +81,12 @@ class Images:
         return await asyncio.shield(task)
 
     async def _build(self, named: str | None, app: Any) -> Any:
-        image = ImageName.parse(named).recipe(self._options)
-        return await ask(f"image {named or 'of Modal'}", image.build.aio(app), self._options.build_timeout_s)
+        what = f"image {named or 'of Modal'}"
+        try:
+            image = ImageName.parse(named).recipe(self._options)
+        except (ValueError, *SDK_ERRORS) as error:
+            raise fault(what, error) from error
+        return await ask(what, image.build.aio(app), self._options.build_timeout_s)
 
     async def close(self) -> None:
         """Stop waiting for builds; Modal keeps what it has built."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from sandbox_pool.errors import HostStartFailed, SandboxError
 from sandbox_pool.providers.modal_calls import (
     SDK_ERRORS,
     ModalExists,
+    ModalFault,
     ModalMissing,
     ModalUnanswered,
     ask,
@@ -41,6 +42,8 @@ OURS = {TAG_KIND: "host"}
 LOOK_S = 0.5
 """How often a create without an answer is looked for."""
 WATCH_RETRY_S = (1.0, 5.0, 15.0)
+TAGS_AT_ONCE = 8
+DETACH_S = 5.0
 LAST_WORDS_S = 5.0
 LAST_WORDS = 1000
 Make = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -139,7 +142,7 @@ class Sandboxes:
                 await self._end(name, sandbox)
             finally:
                 if box is None:
-                    await sandbox.detach.aio()
+                    await _detach(sandbox)
         self._doubtful.discard(name)
         if box is not None:
             await self._let_go(box)
@@ -175,18 +178,24 @@ class Sandboxes:
         self._boxes.pop(box.name, None)
         box.ended.cancel()
         await asyncio.wait({box.ended})
-        await box.sandbox.detach.aio()
+        await _detach(box.sandbox)
 
-    async def listed(self, app_id: str) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    async def listed(self, app_id: str) -> list[tuple[str, dict[str, str]]]:
         """Id and tags of every running sandbox of this project in the app, whoever started it."""
-        for sandbox in await ask("list of sandboxes", _collect(app_id), self._options.api_timeout_s):
-            try:
-                tags = await ask("tags of a sandbox", sandbox.get_tags.aio(), self._options.api_timeout_s)
-            except ModalMissing:
-                continue
-            finally:
-                await sandbox.detach.aio()
-            yield sandbox.object_id, tags
+        found = await ask("list of sandboxes", _collect(app_id), self._options.api_timeout_s)
+        gate = asyncio.Semaphore(TAGS_AT_ONCE)
+
+        async def tagged(sandbox: Any) -> tuple[str, dict[str, str]] | None:
+            async with gate:
+                try:
+                    tags = await ask("tags of a sandbox", sandbox.get_tags.aio(), self._options.api_timeout_s)
+                except ModalMissing:
+                    return None  # ended a moment ago
+                finally:
+                    await _detach(sandbox)
+            return sandbox.object_id, tags
+
+        return [each for each in await asyncio.gather(*map(tagged, found)) if each is not None]
 
     async def close(self) -> None:
         """End what nobody was given, and let go of the rest."""
@@ -197,6 +206,12 @@ class Sandboxes:
                 log.warning("%s may be left at Modal: %s", name, error)
         for box in list(self._boxes.values()):
             await self._let_go(box)
+
+
+async def _detach(sandbox: Any) -> None:
+    """Close this process's connection to it; whether that goes well changes nothing for the sandbox."""
+    with suppress(ModalFault):
+        await ask("detach", sandbox.detach.aio(), DETACH_S)
 
 
 async def _collect(app_id: str) -> list[Any]:
