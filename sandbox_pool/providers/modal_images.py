@@ -15,6 +15,7 @@ from sandbox_pool.providers.modal_options import ModalOptions
 Kind = Literal["registry", "dockerfile", "published", "id", "default"]
 KINDS: tuple[Kind, ...] = ("registry", "dockerfile", "published", "id")
 DEFAULT_PYTHON = "3.12"
+RECIPE_ERRORS: tuple[type[BaseException], ...] = (ValueError, *SDK_ERRORS)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Images:
         what = f"image {named or 'of Modal'}"
         try:
             image = ImageName.parse(named).recipe(self._options)
-        except (ValueError, *SDK_ERRORS) as error:
+        except RECIPE_ERRORS as error:
             raise fault(what, error) from error
         return await ask(what, image.build.aio(app), self._options.build_timeout_s)
 
