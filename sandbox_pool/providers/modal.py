@@ -52,6 +52,7 @@ class ModalProvider:
         self._tell_lost: Callable[[str, str], None] = lambda name, reason: None
         self._program: tuple[bytes, str] | None = None
         self._app_found: Any = None
+        self._guarded: set[str] = set()
 
     def host_key(self, spec: SandboxSpec) -> str:
         """A server builds each slot for the spec of its lease; only image and secrets belong to the sandbox."""
@@ -80,7 +81,7 @@ class ModalProvider:
                 f"{name}: the slot server in {box.sandbox.object_id} did not answer at {address} in "
                 f"{self._options.ready_timeout_s:g} s; can this machine reach Modal's tunnels?"
             ) from error
-        box.ended.add_done_callback(lambda ended: self._lost(name, ended))
+        self._guard(box)
         return Host(
             name,
             address,
@@ -92,6 +93,7 @@ class ModalProvider:
 
     async def stop(self, name: str) -> None:
         """Terminate the host's sandbox and wait until it is over. Raises when that cannot be confirmed."""
+        self._guarded.discard(name)
         await self._sandboxes.stop(name)
 
     async def list(self) -> Records:
@@ -107,12 +109,21 @@ class ModalProvider:
 
     async def close(self) -> None:
         """End what was being made, and stop watching."""
+        self._guarded.clear()
         await self._images.close()
         await self._sandboxes.close()
 
-    def _lost(self, name: str, ended: asyncio.Task[str]) -> None:
-        if not ended.cancelled():
-            self._tell_lost(name, ended.result())
+    def _guard(self, box: Box) -> None:
+        """Tell when the sandbox ends, unless it is stopped before."""
+
+        def tell(ended: asyncio.Task[str]) -> None:
+            if box.name in self._guarded:
+                self._guarded.discard(box.name)
+                self._tell_lost(box.name, ended.result())
+
+        if box.name not in self._guarded:
+            self._guarded.add(box.name)
+            box.ended.add_done_callback(tell)
 
     def _image(self, spec: SandboxSpec) -> str | None:
         """The image of sandboxes for this spec; a directory as an image is for the slot server itself."""
