@@ -200,6 +200,8 @@ class Fleet:
         except TimeoutError as error:
             raise HostStartFailed(f"{host.name} was not ready after {config.start_timeout_s:g} s") from error
         host.adopt_client(client)
+        if self._health.expires_soon(host) and not host.adopted:
+            raise HostStartFailed(f"{host.name} would be ended by its place before a lease of it may be over")
         check_isolation(client.info, config.min_isolation)
         await self._take_over_slots(host)
         client.on_lost(lambda _: self.lose(host, "the connection to its slot server was lost"))

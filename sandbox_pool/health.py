@@ -67,7 +67,8 @@ class HealthWatch:
             return
         host.health_failures = 0
         host.unwell = self._scratch_problem(host)
-        if self._expires_soon(host) and host.state == "ready":
+        if self.expires_soon(host) and host.state == "ready":
+            log.info("%s is near the end of its time: it gets no more leases", host.name)
             host.state = "condemned"
 
     async def _ask(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> HostHealth:
@@ -93,7 +94,8 @@ class HealthWatch:
             log.warning("scratch space of %s is filling up: %d MB free", host.name, free_mb)
         return ""
 
-    def _expires_soon(self, host: PooledHost) -> bool:
+    def expires_soon(self, host: PooledHost) -> bool:
+        """Whether its place will end the host before a lease that begins now may be over."""
         if host.host is None or host.host.expires_at_s is None:
             return False
         margin_s = max(host.host.drain_s, (self._config.lease_ttl_s or 0.0) + EXPIRY_MARGIN_S)

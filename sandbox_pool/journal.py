@@ -33,8 +33,8 @@ CREATE TABLE IF NOT EXISTS leases (
 CREATE TABLE IF NOT EXISTS pacing (provider TEXT PRIMARY KEY, next_s REAL NOT NULL);
 """
 VERSION = 1
-LONGEST_QUEUE_S = 600.0
-"""Creates are reserved at most so far ahead: 2,400 of them at 4 per second."""
+LONGEST_LINE = 1000
+"""Creates that may stand in line for their moment."""
 SECRET = re.compile(r"token|secret|password|passwd|credential|api_?key", re.IGNORECASE)
 
 
@@ -195,7 +195,8 @@ class Journal:
         with self._transaction() as db:
             row = db.execute("SELECT next_s FROM pacing WHERE provider = ?", (provider,)).fetchone()
             # A clock that was set back must not stop creates for hours.
-            at = now if row is None else max(now, min(float(row["next_s"]), now + LONGEST_QUEUE_S))
+            latest = now + LONGEST_LINE * interval_s
+            at = now if row is None else max(now, min(float(row["next_s"]), latest))
             db.execute("INSERT OR REPLACE INTO pacing VALUES (?, ?)", (provider, at + interval_s))
         return at - now
 

@@ -3,8 +3,8 @@
 import contextlib
 
 import pytest
-from emulators.modal import ModalEmulator, Unavailable
 
+from emulators.modal import ModalEmulator, Unavailable
 from sandbox_pool import PoolConfig
 from sandbox_pool.providers.base import ProviderContext
 from sandbox_pool.providers.modal import ModalProvider
