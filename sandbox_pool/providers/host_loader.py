@@ -1,6 +1,6 @@
-"""First process of a host on a Nomad node: gets the slot server from the pool, runs it, and cleans up after it.
+"""First process of a host elsewhere: gets the slot server from the pool, runs it, and cleans up after it.
 
-It travels in the job as text (`python3 -c`), so it stands alone and runs on Python 3.9. The job names only hashes: of
+It travels as text (`python3 -c`), so it stands alone and runs on Python 3.9. Whoever starts it names only hashes: of
 the token, so that nobody who may read jobs can use the host, and of the server, so that only that program is ever run.
 
     client: load <token>            loader: need | have
@@ -60,7 +60,7 @@ def read_line(peer: socket.socket) -> str:
 
 
 def receive(peer: socket.socket, path: Path) -> None:
-    """The program, accepted only when it is the one that the job names."""
+    """The program, accepted only when it is the one that was announced."""
     if path.exists():
         peer.sendall(b"have\n")
         return
@@ -75,7 +75,7 @@ def receive(peer: socket.socket, path: Path) -> None:
             sys.exit("the connection was cut while the program was sent")
         data += chunk
     if hashlib.sha256(data).hexdigest() != os.environ["HRL_SERVER_SHA256"]:
-        sys.exit("the program that was sent is not the one that the job names")
+        sys.exit("the program that was sent is not the one that was announced")
     path.write_bytes(data)
 
 

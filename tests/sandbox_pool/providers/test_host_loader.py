@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from sandbox_pool.errors import HostStartFailed
-from sandbox_pool.providers.nomad_job import loader_text
-from sandbox_pool.providers.nomad_load import bring_to_life
+from sandbox_pool.providers.host_load import bring_to_life, loader_text
 from support.nomad_recorded import free_port, token_hash
 from support.pool_wait import eventually
 
@@ -94,7 +93,7 @@ async def test_another_program_is_not_run(loader):
     assert (wish, line) == (b"need\n", b"")
     code, errors = await loader.ended()
     assert code == 1
-    assert "not the one that the job names" in errors
+    assert "not the one that was announced" in errors
 
 
 async def test_a_program_that_is_there_already_is_not_sent(loader, tmp_path):
@@ -126,7 +125,7 @@ async def test_told_to_end_it_ends_the_server_and_cleans_up(loader, tmp_path, nu
 async def test_what_keeps_the_server_from_serving_reaches_the_pool(loader):
     await loader.start()
     with pytest.raises(HostStartFailed, match="one: not a real server"):
-        await bring_to_life("one", "127.0.0.1", loader.port, TOKEN, PROGRAM)
+        await bring_to_life("one", f"tcp:127.0.0.1:{loader.port}", TOKEN, PROGRAM)
 
 
 async def test_the_port_is_free_again_when_it_ended(loader):
