@@ -22,7 +22,7 @@ from sandbox_pool.server import wire
 
 Header = dict[str, Any]
 OnEvent = Callable[[Header, bytes], None]
-Dial = Callable[[asyncio.Protocol, str], Awaitable[None]]
+Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
 """Open the way to an address and put the protocol on it; OSError or TimeoutError when nobody answers there."""
 _KINDS: Mapping[str, type[SandboxError]] = {
     "stale": StaleLease,
@@ -41,18 +41,19 @@ def error_from_wire(error: Mapping[str, Any]) -> SandboxError:
     return _KINDS.get(kind, SandboxError)(message)
 
 
-async def dial(protocol: asyncio.Protocol, address: str) -> None:
+async def dial(protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
     """The ordinary ways: `unix:/path`, `tcp:host:port` or `tls:host:port`."""
     loop = asyncio.get_running_loop()
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
     if kind == "unix":
-        await loop.create_unix_connection(lambda: protocol, rest)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, rest)
     elif kind in ("tcp", "tls"):
         context = ssl.create_default_context() if kind == "tls" else None
-        await loop.create_connection(lambda: protocol, host, int(port), ssl=context)
+        transport, _ = await loop.create_connection(lambda: protocol, host, int(port), ssl=context)
     else:
         raise ProtocolError(f"not an address of a slot server: {address!r}")
+    return transport
 
 
 @dataclass(slots=True)

@@ -165,7 +165,7 @@ class ReportsLoss(Protocol):
 class Dials(Protocol):
     """Optional: no socket leads to the hosts (or not to all of them), so the provider opens the way to each itself."""
 
-    async def dial(self, protocol: asyncio.Protocol, address: str) -> None:
+    async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
         """Put the protocol on a transport to the slot server at this address; called in any loop, once per connection.
 
         OSError or TimeoutError when nobody answers. `sandbox_pool.connection.dial` knows the ordinary addresses.
