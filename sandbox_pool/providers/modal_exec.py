@@ -92,7 +92,7 @@ class ExecPath:
         self._hosts.pop(name, None)
 
     async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
-        """Start a relay and put the protocol on it, within a timeout of the caller. ConnectionError says what is wrong."""
+        """Start a relay and put the protocol on it; ConnectionError says why not. The caller sets a time limit."""
         host = self._hosts.get(address.removeprefix(SCHEME))
         if host is None:
             raise ConnectionError(f"there is no sandbox for {address}")

@@ -101,7 +101,7 @@ class ExecTransport(asyncio.Transport):
         self._paused = False
         self._closing = False
         self._unheard = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._stoppable: list[asyncio.Task[None]] = []
         self.connected: asyncio.Future[None] = loop.create_future()
         self.life = loop.create_task(self._live())
 
@@ -136,25 +136,33 @@ class ExecTransport(asyncio.Transport):
         """End the relay without sending what is queued."""
         self._queue.clear()
         self.close()
-        for task in self._tasks:
+        for task in self._stoppable:
             task.cancel()
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        tasks = self._tasks = [loop.create_task(work) for work in (self._read(), self._write(), self._watch())]
+        reader = loop.create_task(self._read())
+        self._stoppable = [loop.create_task(self._write()), loop.create_task(self._watch())]
         error: Exception | None = ConnectionAbortedError("the event loop ended")
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            error = None if self._closing else await self._explain(next((t.exception() for t in done), None))
+            done, _ = await asyncio.wait([reader, *self._stoppable], return_when=asyncio.FIRST_COMPLETED)
+            error = None if self._closing else await self._explain(done.pop().exception())
         finally:
             self._closing = True
-            for task in tasks:
+            for task in self._stoppable:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._stoppable, return_exceptions=True)
             self._tell(error)
-            with contextlib.suppress(*passing_errors(), *_gone_errors()):
-                async with asyncio.timeout(self._times.close_s):
-                    await say_end(self._process)
+            await self._end(reader)
+
+    async def _end(self, reader: asyncio.Task[None]) -> None:
+        """Have the relay end, and see it end; one that cannot be told is left to its own patience."""
+        with contextlib.suppress(*passing_errors(), *_gone_errors()):
+            async with asyncio.timeout(self._times.close_s):
+                await say_end(self._process)
+                await asyncio.wait([reader])
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
 
     def _tell(self, error: Exception | None) -> None:
         """The protocol hears of the end if it ever heard of the beginning; else whoever dialled does."""
