@@ -72,10 +72,10 @@ class ExecPath:
     """The hosts that are reached through exec, by their names."""
 
     times: ExecTimes = field(default_factory=ExecTimes)
-    _hosts: dict[str, ExecHost] = field(default_factory=dict)
-    _ends: set[asyncio.Task[None]] = field(default_factory=set)
+    _hosts: dict[str, ExecHost] = field(default_factory=dict, init=False)
+    _ends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     """Each is done when its relay was told to end."""
-    _open: set[ExecTransport] = field(default_factory=set)
+    _open: set[ExecTransport] = field(default_factory=set, init=False)
 
     @staticmethod
     def knows(address: str) -> bool:
@@ -134,7 +134,7 @@ class ExecPath:
         for transport in list(self._open):
             if transport.life.get_loop() is here:
                 transport.abort()
-        ends = [task for task in self._ends if task.get_loop() is here]
+        ends = [task for task in list(self._ends) if task.get_loop() is here]
         if ends:
             await asyncio.wait(ends, timeout=2 * self.times.close_s)
 

@@ -29,17 +29,19 @@ class ModalHost:
     """A host, what it runs in, and the way to it."""
 
     emulator: ModalEmulator
-    sandbox: modal.Sandbox
+    host: ExecHost
     token: str
     path: ExecPath
-    address: str
 
     async def connect(self, **changes):
         """A client; `changes` are of the host as it is dialled."""
-        if changes:
-            host = replace(self.path._hosts[NAME], **changes)
-            self.address = self.path.add("changed", host)
-        return await HostClient.connect(self.address, self.token, dial=self.path.dial)
+        address = self.path.add(NAME, replace(self.host, **changes))
+        return await HostClient.connect(address, self.token, dial=self.path.dial)
+
+    @property
+    def sandbox(self):
+        """Where it runs."""
+        return self.host.sandbox
 
     @contextlib.asynccontextmanager
     async def lease(self):
@@ -78,21 +80,20 @@ async def _create(token, server_hash):
 
 
 @contextlib.asynccontextmanager
-async def modal_host(times=QUICK):
+async def modal_host(times=QUICK, runtime="namespaces"):
     """For the length of a test."""
-    async with ModalEmulator() as emulator, sdk(emulator):
+    async with ModalEmulator(runtime=runtime) as emulator, sdk(emulator):
         token = secrets.token_hex(16)
         program, server_hash = packed_server()
-        sandbox = await _create(token, server_hash)
+        host = ExecHost(await _create(token, server_hash), TARGET, time.time() + LIFE_S)
         path = ExecPath(times)
-        address = path.add(NAME, ExecHost(sandbox, TARGET, time.time() + LIFE_S))
         async with asyncio.timeout(60):
-            await bring_to_life(NAME, address, token, program, dial=path.dial)
+            await bring_to_life(NAME, path.add(NAME, host), token, program, dial=path.dial)
         try:
-            yield ModalHost(emulator, sandbox, token, path, address)
+            yield ModalHost(emulator, host, token, path)
         finally:
             await path.close()
-            await sandbox.detach.aio()
+            await host.sandbox.detach.aio()
 
 
 async def client_until_killed(sandbox_id, token, orphan_s):

@@ -48,7 +48,9 @@ async def test_cuts_mid_stream_lose_nothing():
             for number in range(30):
                 assert (await box.exec(f"echo {number}")).output == f"{number}\n"
             await both_ways(box, 8 * MB)
-        assert all(fault.hits > 5 for fault in (*cuts, lost, failed)), (cuts, lost, failed)
+        assert sum(cut.hits for cut in cuts) > 8 * MB // 300_001
+        assert lost.hits
+        assert failed.hits
 
 
 async def test_a_cut_after_which_the_sdk_gives_up_is_resumed_where_it_was():
@@ -225,7 +227,7 @@ async def test_a_writer_is_paused_while_nothing_moves_and_loses_nothing():
     )
     async with modal_host(replace(QUICK, silence_s=60.0)) as host:
         await host.sandbox.exec.aio("python3", "-c", echo, timeout=60)
-        address = host.path.add("echo", replace(host.path._hosts["h1"], target="unix:/tmp/echo"))
+        address = host.path.add("echo", replace(host.host, target="unix:/tmp/echo"))
         protocol = Recorder()
         transport = await host.path.dial(protocol, address)
         await host.emulator.set_reach(host.sandbox.object_id, "hangs")
