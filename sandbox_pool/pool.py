@@ -25,7 +25,7 @@ from sandbox_pool.dispatch import Dispatcher
 from sandbox_pool.errors import PoolClosed
 from sandbox_pool.fleet import Fleet
 from sandbox_pool.gc import claim_running, collect_orphans
-from sandbox_pool.hosts import Connect, Grant, connect
+from sandbox_pool.hosts import Connect, Grant, connect_through
 from sandbox_pool.journal import Journal
 from sandbox_pool.lease import Lease, LeaseRequest
 from sandbox_pool.lease_log import LeaseLog
@@ -47,14 +47,15 @@ HEARTBEAT_S = 10.0
 class SlotPool:
     """Leases on isolated slots. Use it as `async with SlotPool.from_config(config) as pool`."""
 
-    def __init__(self, config: PoolConfig, provider: Provider | None = None, connect: Connect = connect) -> None:
+    def __init__(self, config: PoolConfig, provider: Provider | None = None, connect: Connect | None = None) -> None:
         self.config = config
         self.metrics = PoolMetrics()
         self.owner = this_process()
         self._context = ProviderContext.of(config, self.owner.tag())
         self._provider = provider or load_provider(config.provider, self._context, config.provider_options)
         self._host_key = host_keys(self._provider)
-        self._connect = connect
+        self.connect = connect or connect_through(self._provider)
+        """Another client of one of the pool's slot servers: address, token -> client."""
         self._home: asyncio.AbstractEventLoop | None = None
         self._state = "new"
         self._background: set[asyncio.Task[None]] = set()
@@ -110,7 +111,7 @@ class SlotPool:
             self.owner,
             self.metrics,
             self._dispatcher,
-            self._connect,
+            self.connect,
         )
         default = self.config.spec
         default_key = self._host_key(default)

@@ -29,11 +29,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from sandbox_pool.config import Isolation, PoolConfig
 from sandbox_pool.journal import without_secrets
 from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    import asyncio
 
 ENTRY_POINT_GROUP = "hermes_rl.providers"
 DEFAULT_CREATE_INTERVAL_S = 0.1
@@ -45,7 +48,7 @@ class Host:
 
     name: str
     address: str
-    """`unix:/path`, `tcp:host:port` or `tls:host:port`"""
+    """`unix:/path`, `tcp:host:port` or `tls:host:port`; whatever a provider that dials itself understands (`Dials`)."""
     token: str
     identity: str = ""
     """What is behind the name (an allocation id, a sandbox id, a pid): another one is another host."""
@@ -167,6 +170,17 @@ class ReportsLoss(Protocol):
 
     def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
         """Call back with name and reason, in the pool's loop, for hosts that were started and not stopped."""
+
+
+@runtime_checkable
+class Dials(Protocol):
+    """Optional: no socket leads to the hosts (or not to all of them), so the provider opens the way to each itself."""
+
+    async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
+        """Put the protocol on a transport to the slot server at this address; called in any loop, once per connection.
+
+        OSError or TimeoutError when nobody answers. `sandbox_pool.connection.dial` knows the ordinary addresses.
+        """
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_pool.client import HostClient
+from sandbox_pool.connection import Dial, dial
 from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, SandboxLost, ScratchFull
 
 RETRY_S = 0.05
@@ -38,19 +39,19 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-async def bring_to_life(name: str, address: str, token: str, program: bytes) -> None:
+async def bring_to_life(name: str, address: str, token: str, program: bytes, dial: Dial = dial) -> None:
     """Load the host unless it already runs, then check that it is the right one. Call it within a timeout."""
-    while not await _load(name, address, token, program):
+    while not await _load(name, address, token, program, dial):
         # Cut off: a slot server that runs already, or a tunnel behind which nobody listens yet. Its greeting tells.
         began_s = time.monotonic()
         try:
-            client = await HostClient.connect(address, token)
+            client = await HostClient.connect(address, token, dial=dial)
         except (SandboxLost, TimeoutError):
             await _pause(began_s)
             continue
         await _require_name(name, address, client)
         return
-    await _require_name(name, address, await HostClient.connect(address, token))
+    await _require_name(name, address, await HostClient.connect(address, token, dial=dial))
 
 
 async def _require_name(name: str, address: str, client: HostClient) -> None:
@@ -61,9 +62,9 @@ async def _require_name(name: str, address: str, client: HostClient) -> None:
         raise SandboxLost(f"{address} is {found}, not {name}")
 
 
-async def _load(name: str, address: str, token: str, program: bytes) -> bool:
+async def _load(name: str, address: str, token: str, program: bytes, dial: Dial) -> bool:
     """Hand everything to the loader; False when there is none that would have it."""
-    reader, writer = await _connect(address)
+    reader, writer = await _connect(address, dial)
     try:
         writer.write(f"load {token}\n".encode())
         wish = await reader.readline()
@@ -74,24 +75,26 @@ async def _load(name: str, address: str, token: str, program: bytes) -> bool:
             await writer.drain()
         line = await reader.readline()
     except (OSError, asyncio.IncompleteReadError):
-        return False
+        return False  # it may run all the same: only the answer is lost
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-    _require_ready(name, line)
-    return True
+    if line:
+        _require_ready(name, line)
+    return bool(line)
 
 
-async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(address: str, dial: Dial) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """The host is running, so its first process will listen any moment."""
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    context = ssl.create_default_context() if kind == "tls" else None
+    loop = asyncio.get_running_loop()
     while True:
         began_s = time.monotonic()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            return await asyncio.wait_for(asyncio.open_connection(host, int(port), ssl=context), CONNECT_S)
+            transport = await asyncio.wait_for(dial(protocol, address), CONNECT_S)
+            return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         except ssl.SSLCertVerificationError as error:
             raise HostStartFailed(f"{address} is not to be trusted: {error}") from error
         except (OSError, TimeoutError):

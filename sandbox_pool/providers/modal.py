@@ -1,7 +1,7 @@
-"""Hosts in Modal sandboxes: each one sandbox with a slot server, reached through a TLS tunnel.
+"""Hosts in Modal sandboxes: each one sandbox with a slot server, reached through a TLS tunnel or an exec.
 
     start   build the image once, create the sandbox under the host's name, hand token and slot server to its loader
-            through the tunnel, and ask it who it is
+            the same way, and ask it who it is
     watch   one long poll per sandbox; one that has ended, for whatever reason, is a lost host
     stop    terminate by handle or by name, and wait until Modal says that it is over
     list    every sandbox of the app with our tag, with the owner from its tags
@@ -20,10 +20,12 @@ from typing import Any
 
 import modal
 
+from sandbox_pool.connection import dial
 from sandbox_pool.errors import HostStartFailed, SandboxLost
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.providers.host_load import bring_to_life, loader_text, packed_server, token_hash
 from sandbox_pool.providers.modal_calls import ModalFault, ModalMissing, ask
+from sandbox_pool.providers.modal_exec import ExecHost, ExecPath
 from sandbox_pool.providers.modal_images import ImageName, Images
 from sandbox_pool.providers.modal_options import ModalOptions, Texts
 from sandbox_pool.providers.modal_sandboxes import TAG_HOST, TAG_OWNER, Box, Sandboxes
@@ -53,6 +55,8 @@ class ModalProvider:
         self._program: tuple[bytes, str] | None = None
         self._app_found: Any = None
         self._guarded: set[str] = set()
+        self._tunnelled = self._options.tunnelled
+        self._exec_path = ExecPath()
 
     def host_key(self, spec: SandboxSpec) -> str:
         """A server builds each slot for the spec of its lease; only image and secrets belong to the sandbox."""
@@ -62,6 +66,10 @@ class ModalProvider:
     def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
         """Part of ReportsLoss."""
         self._tell_lost = callback
+
+    async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
+        """Part of Dials: through a tunnel, or through an exec."""
+        return await (self._exec_path.dial if ExecPath.knows(address) else dial)(protocol, address)
 
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Create the host's sandbox, or find the one of this name."""
@@ -75,11 +83,12 @@ class ModalProvider:
         token = self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):
-                await box.unless_ended(bring_to_life(name, address, token, self._server()[0]))
+                await box.unless_ended(bring_to_life(name, address, token, self._server()[0], self.dial))
         except TimeoutError as error:
+            hint = "; can this machine reach Modal's tunnels? `data_path: exec` needs none" if self._tunnelled else ""
             raise HostStartFailed(
                 f"{name}: the slot server in {box.sandbox.object_id} did not answer at {address} in "
-                f"{self._options.ready_timeout_s:g} s; can this machine reach Modal's tunnels?"
+                f"{self._options.ready_timeout_s:g} s{hint}"
             ) from error
         self._guard(box)
         return Host(
@@ -95,6 +104,7 @@ class ModalProvider:
         """Terminate the host's sandbox and wait until it is over. Raises when that cannot be confirmed."""
         self._guarded.discard(name)
         await self._sandboxes.stop(name)
+        self._exec_path.drop(name)
 
     async def list(self) -> Records:
         """Every host of this project in the app that runs, whoever started it."""
@@ -110,6 +120,7 @@ class ModalProvider:
     async def close(self) -> None:
         """End what was being made, and stop watching."""
         self._guarded.clear()
+        await self._exec_path.close()
         await self._images.close()
         await self._sandboxes.close()
 
@@ -162,7 +173,7 @@ class ModalProvider:
         """The loader and what it needs to know; not as variables: with GPUs they cost a secret per create."""
         options, context = self._options, self._context
         variables = {
-            "HRL_BIND": "0.0.0.0",
+            "HRL_BIND": "0.0.0.0" if self._tunnelled else "127.0.0.1",
             "HRL_PORT": options.port,
             "HRL_SCRATCH": SCRATCH,
             "HRL_SERVER_SHA256": sha256,
@@ -179,6 +190,10 @@ class ModalProvider:
         return "env", *settings, options.python, "-c", loader_text(), *server
 
     async def _address(self, box: Box) -> str:
+        if not self._tunnelled:
+            target = f"tcp:127.0.0.1:{self._options.port}"
+            inside = ExecHost(box.sandbox, target, box.expires_at_s, self._options.python)
+            return self._exec_path.add(box.name, inside)
         asking = box.sandbox.tunnels.aio(timeout=int(self._options.api_timeout_s))
         tunnels = await ask(f"tunnels of {box.name}", asking, self._options.api_timeout_s)
         if self._options.port not in tunnels:
