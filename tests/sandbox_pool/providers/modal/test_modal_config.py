@@ -1,0 +1,97 @@
+"""What a user runs on Modal: the shipped config as it is, the command line, and what it says when something is missing."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import modal as modal_sdk
+import pytest
+
+from environments.cli.errors import UsageError
+from sandbox_pool.errors import HostStartFailed
+from sandbox_pool.providers.base import ProviderContext
+from sandbox_pool.providers.modal import ModalProvider
+from support.cli_verb import run_verb
+from support.modal_place import SPEC, modal_provider, nothing_left
+from support.modal_sdk import environ
+
+WITHOUT_SDK = """
+import sys
+sys.modules["modal"] = None
+from environments.cli.main import main
+main()
+"""
+
+
+def command(*words):
+    """`hermes-rl WORDS` in a process of its own; the emulator is in its environment."""
+    return subprocess.run([sys.executable, "-m", "environments.cli.main", *words], capture_output=True, text=True)
+
+
+async def test_the_shipped_config_runs_as_it_is(modal, tmp_path):
+    options = [
+        "--env.pool.state_dir",
+        str(tmp_path / "state"),
+        "--env.data_path_to_save_groups",
+        str(tmp_path / "out.jsonl"),
+    ]
+    done = await asyncio.to_thread(command, "process", "modal/terminal_tasks", "--env.total_steps", "1", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (group,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert group["scores"] == [1.0] * 4 or max(group["scores"]) > 0
+    assert len(modal.sandboxes) == 1
+    await nothing_left(modal)
+
+
+async def test_the_command_line_checks_promises_there(modal, tmp_path, capsys):
+    words = ("--provider", "modal", "--option", "app=mine", "--option", "region=us-east,us-west", "--slots", "2")
+    state = ("--state-dir", str(tmp_path))
+    assert await asyncio.to_thread(run_verb, "pool", "check", "--json", "--only", "execution.exit", *words, *state) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["failed"] == 0
+    (request,) = [request for rpc, request in modal.requests if rpc == "SandboxCreateV2"]
+    assert list(request.definition.scheduler_placement.regions) == ["us-east", "us-west"]
+    await nothing_left(modal)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("memory=4096", "unknown option 'memory'; did you mean 'memory_mb'"),
+        ("colour=red", "unknown option 'colour'; there are app, "),
+        ("timeout_s=600", "must be longer than drain_s"),
+        ("timeout_s=90000", "less than or equal to 86400"),
+        ("image=registry:", "names nothing"),
+        ("cpu_limit=4", "cpu_limit needs cpu"),
+    ],
+)
+def test_an_option_that_cannot_be_is_a_usage_error_in_one_sentence(option, said, tmp_path):
+    with pytest.raises(UsageError) as refused:
+        run_verb("pool", "check", "--provider", "modal", "--option", option, "--state-dir", str(tmp_path))
+    assert said in str(refused.value)
+
+
+def test_without_the_sdk_the_command_says_how_to_get_it(tmp_path):
+    words = ["pool", "check", "--provider", "modal", "--state-dir", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_SDK, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'hermes-rl[modal]'" in done.stderr
+
+
+async def test_without_a_token_the_start_says_how_to_get_one(tmp_path):
+    nowhere = {"MODAL_CONFIG_PATH": str(tmp_path / "none.toml"), "MODAL_SERVER_URL": "http://127.0.0.1:9"}
+    with environ({**nowhere, "MODAL_TOKEN_ID": "", "MODAL_TOKEN_SECRET": ""}):
+        del os.environ["MODAL_TOKEN_ID"], os.environ["MODAL_TOKEN_SECRET"]
+        modal_sdk.Client.set_env_client(None)
+        async with modal_provider(tmp_path / "state") as provider:
+            with pytest.raises(HostStartFailed, match="modal token new"):
+                await provider.start("one", SPEC)
+
+
+def test_the_shipped_config_is_one_that_the_provider_takes(tmp_path):
+    from environments.launch import load_environment
+
+    pool = load_environment("modal/terminal_tasks", ["--env.pool.state_dir", str(tmp_path)]).config.pool
+    assert pool.create_interval_s is None
+    assert ModalProvider(ProviderContext.of(pool, "o"), pool.provider_options).create_interval_s == 0.25
