@@ -19,7 +19,7 @@ from modal_proto import api_grpc, api_pb2, task_command_router_grpc
 
 from . import certificates
 from .accounts import Accounts
-from .backends import BACKENDS
+from .backends import BACKENDS, processes
 from .command_router import CommandRouter
 from .faults import Faults, Limits
 from .images import Images
@@ -61,7 +61,7 @@ class ModalEmulator:
         def run() -> None:
             try:
                 self._loop.run_until_complete(self._serve(lambda: (started.append(None), up.set())))
-            except BaseException as problem:  # told to the thread that starts it
+            except BaseException as problem:  # noqa: BLE001 -- told to the thread that starts it
                 started.append(problem)
                 up.set()
 
@@ -95,8 +95,7 @@ class ModalEmulator:
         self.stop()
 
     async def _serve(self, started: Any) -> None:
-        self._root = _folder()
-        self._lock = _lock(self._root)
+        self._root, self._lock = _own_folder()
         _sweep()
         self._authority, context = certificates.make(self._root)
         world = self._world = World(self._root, self._backend, self._credentials, self.faults, self.limits, context)
@@ -223,11 +222,11 @@ class ModalEmulator:
 
     def processes(self, sandbox_id: str) -> list[int]:
         """Processes of a sandbox, running or not, by their numbers on this machine."""
-        return next(sandbox for sandbox in self.sandboxes if sandbox.id == sandbox_id).backend.processes()
+        return processes(*(sandbox.backend for sandbox in self.sandboxes if sandbox.id == sandbox_id))
 
     def leaked_processes(self) -> list[int]:
         """Processes of sandboxes that have ended."""
-        return [pid for sandbox in self.sandboxes if sandbox.ended.is_set() for pid in sandbox.backend.processes()]
+        return processes(*(sandbox.backend for sandbox in self.sandboxes if sandbox.ended.is_set()))
 
     # Inside.
 
@@ -244,8 +243,11 @@ class ModalEmulator:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix=PREFIX))
+def _own_folder() -> tuple[Path, IO[bytes]]:
+    """It has its name when it is locked, so that no sweep takes it before."""
+    folder = Path(tempfile.mkdtemp(prefix=f"new-{PREFIX}"))
+    lock = _lock(folder)
+    return folder.rename(folder.with_name(folder.name.removeprefix("new-"))), lock
 
 
 def _lock(folder: Path) -> IO[bytes]:
