@@ -21,7 +21,7 @@ from sandbox_pool.isolation import check_isolation
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import Owner
-from sandbox_pool.providers.base import Provider, ReportsLoss
+from sandbox_pool.providers.base import Provider, ReportsLoss, create_interval_s
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -200,6 +200,8 @@ class Fleet:
         except TimeoutError as error:
             raise HostStartFailed(f"{host.name} was not ready after {config.start_timeout_s:g} s") from error
         host.adopt_client(client)
+        if self._health.expires_soon(host) and not host.adopted:
+            raise HostStartFailed(f"{host.name} would be ended by its place before a lease of it may be over")
         check_isolation(client.info, config.min_isolation)
         await self._take_over_slots(host)
         client.on_lost(lambda _: self.lose(host, "the connection to its slot server was lost"))
@@ -218,7 +220,8 @@ class Fleet:
     async def _intend(self, host: PooledHost) -> None:
         """Wait for this provider's turn, and write the name down before anything can exist under it."""
         config = self._config
-        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, config.create_interval_s)
+        interval_s = create_interval_s(self._provider, config.create_interval_s)
+        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, interval_s)
         if delay_s > 0:
             await asyncio.sleep(delay_s)
         entry = JournalHost(host.name, self._owner.tag(), config.provider, self._settings, host.key, "intent")

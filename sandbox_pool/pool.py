@@ -101,6 +101,7 @@ class SlotPool:
         await asyncio.to_thread(self._journal.beat, self.owner, " ".join(sys.argv)[:200])
         self._lease_log = LeaseLog(self._journal)
         settings = self._context.settings(self.config.provider_options)
+        self._place = self.config.provider, settings
         self._dispatcher = Dispatcher(self.config, self.metrics, self._lease_log)
         self._fleet = Fleet(
             self.config,
@@ -265,7 +266,7 @@ class SlotPool:
     async def _collect(self) -> None:
         """What dead processes left behind goes, while this pool is already serving."""
         try:
-            report = await collect_orphans(self._journal, self._context.state_dir, self.owner)
+            report = await collect_orphans(self._journal, self._context.state_dir, self.owner, places=[self._place])
         except Exception as error:  # noqa: BLE001 - leftovers of others must not stop this pool; gc shows the same fault
             log.warning("leftovers of earlier runs could not be removed: %s", error)
             return

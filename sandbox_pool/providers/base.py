@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import asyncio
 
 ENTRY_POINT_GROUP = "hermes_rl.providers"
+DEFAULT_CREATE_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Host:
     """What is behind the name (an allocation id, a sandbox id, a pid): another one is another host."""
     expires_at_s: float | None = None
     """Unix time at which the place ends the host (Modal: after 24 h at most); the pool replaces it before."""
+    drain_s: float = 60.0
+    """How long before that it gets no new leases, so that those it has can finish."""
 
     def __repr__(self) -> str:
         return f"Host(name={self.name!r}, address={self.address!r}, identity={self.identity!r})"
@@ -154,6 +157,14 @@ class Adopts(Protocol):
 
 
 @runtime_checkable
+class Paces(Protocol):
+    """Optional: the place takes creates only at a certain rate, which counts unless a config sets another."""
+
+    create_interval_s: float
+    """Least time between two creates."""
+
+
+@runtime_checkable
 class ReportsLoss(Protocol):
     """Optional: the place says when a host is gone, which no connection tells when a whole machine is cut off."""
 
@@ -188,6 +199,13 @@ class Closes(Protocol):
         """Release what the provider itself holds; hosts are already stopped."""
 
 
+def create_interval_s(provider: Provider, configured_s: float | None) -> float:
+    """Least time between two creates: as configured, else as the provider says, else hardly any."""
+    if configured_s is not None:
+        return configured_s
+    return provider.create_interval_s if isinstance(provider, Paces) else DEFAULT_CREATE_INTERVAL_S
+
+
 def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
     """Which hosts may serve a spec: as the provider says, else only those that were started for the very same spec."""
     return provider.host_key if isinstance(provider, KeysHosts) else SandboxSpec.key
@@ -195,8 +213,13 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 BUILT_IN = {
     "local": "sandbox_pool.providers.local:LocalProvider",
+    "modal": "sandbox_pool.providers.modal:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad:NomadProvider",
 }
+
+
+EXTRAS = frozenset({"modal"})
+"""Built-in providers that need packages of their own, by the name of the extra."""
 
 
 def provider_names() -> list[str]:
@@ -220,7 +243,8 @@ def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any
     try:
         factory = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"the provider {name!r} cannot be loaded: {error}") from error
+        hint = f"; pip install 'hermes-rl[{name}]'" if name in EXTRAS and isinstance(error, ImportError) else ""
+        raise ValueError(f"the provider {name!r} cannot be loaded: {error}{hint}") from error
     return cast("Provider", factory(context, options))
 
 

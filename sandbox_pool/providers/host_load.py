@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,14 @@ async def _load(name: str, address: str, token: str, program: bytes, dial: Dial)
             await writer.drain()
         line = await reader.readline()
     except (OSError, asyncio.IncompleteReadError):
-        return False
+        return False  # it may run all the same: only the answer is lost
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-    _require_ready(name, line)
-    return True
+    if line:
+        _require_ready(name, line)
+    return bool(line)
 
 
 async def _connect(address: str, dial: Dial) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -93,6 +95,8 @@ async def _connect(address: str, dial: Dial) -> tuple[asyncio.StreamReader, asyn
         try:
             transport = await asyncio.wait_for(dial(protocol, address), CONNECT_S)
             return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        except ssl.SSLCertVerificationError as error:
+            raise HostStartFailed(f"{address} is not to be trusted: {error}") from error
         except (OSError, TimeoutError):
             await _pause(began_s)
 

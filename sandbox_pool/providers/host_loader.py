@@ -37,7 +37,7 @@ def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str
         try:
             peer, _ = listener.accept()
             peer.settimeout(RECEIVE_S)
-            words = read_line(peer).split()
+            words = read_line(peer, b"load ").split()
             if len(words) == 2 and words[0] == "load":
                 digest = hashlib.sha256(words[1].encode()).hexdigest()
                 if hmac.compare_digest(digest, wanted):
@@ -48,10 +48,10 @@ def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str
     sys.exit("no pool came for this host in time")
 
 
-def read_line(peer: socket.socket) -> str:
-    """One short line, read byte by byte so that nothing behind it is taken."""
+def read_line(peer: socket.socket, begins: bytes = b"") -> str:
+    """One short line, read byte by byte so that nothing behind it is taken; cut short when it begins otherwise."""
     line = b""
-    while not line.endswith(b"\n") and len(line) < 200:
+    while not line.endswith(b"\n") and len(line) < 200 and line[: len(begins)] == begins[: len(line)]:
         data = peer.recv(1)
         if not data:
             break

@@ -241,7 +241,7 @@ async def test_a_host_that_stays_silent_is_lost_in_the_end(make_pool):
 
 async def test_a_host_near_the_end_of_its_life_gets_no_new_leases(make_pool):
     place = FakePlace(slots=1)
-    place.expires_at_s = time.time() + 30
+    place.expires_at_s = time.time() + 61.5
     async with make_pool(place, health_interval_s=0.02, max_hosts=2) as pool:
         first = place.started[0][0]
         place.expires_at_s = None

@@ -50,9 +50,10 @@ class Accounts:
         if not (anonymous or request.env_dict):
             if name not in secrets:
                 raise error(Status.NOT_FOUND, f"Secret '{name}' not found in environment 'main'.")
-            return api_pb2.SecretGetOrCreateResponse(secret_id=name)
-        secret_id = name or new_id("st")
-        secrets[secret_id] = dict(request.env_dict)
+            secrets[f"st-{name}"] = secrets[name]
+            return api_pb2.SecretGetOrCreateResponse(secret_id=f"st-{name}")
+        secret_id = f"st-{name}" if name else new_id("st")
+        secrets[secret_id] = secrets[name or secret_id] = dict(request.env_dict)
         return api_pb2.SecretGetOrCreateResponse(secret_id=secret_id)
 
     @unary("MountGetOrCreate")

@@ -87,6 +87,16 @@ async def test_who_does_not_know_the_token_is_sent_away_and_the_pool_still_serve
     assert await offer(loader, TOKEN) == (b"need\n", b'{"error": "not a real server"}\n')
 
 
+async def test_who_speaks_another_language_is_sent_away_at_once(loader):
+    await loader.start()
+    reader, writer = await loader.connect()
+    writer.write(b"\x00\x00\x00\x20 a greeting to a slot server")
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+    assert await offer(loader, TOKEN) == (b"need\n", b'{"error": "not a real server"}\n')
+
+
 async def test_another_program_is_not_run(loader):
     await loader.start()
     wish, line = await offer(loader, TOKEN, program=b"print('evil')")
