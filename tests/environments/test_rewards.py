@@ -18,6 +18,7 @@ METRICS = (
     "tool_calls_unknown",
     "tool_calls_repaired",
     "tool_calls_duplicate",
+    "tool_calls_nonzero_exit",
     "valid_rate",
     "ok_rate",
     "turns",
@@ -130,6 +131,13 @@ def test_good_calls_raise_the_reward_and_silence_earns_nothing(term: str, metric
     metrics = dict.fromkeys(METRICS, 0.0)
     assert rewards.compute(0.0, metrics).total == 0.0
     assert rewards.compute(0.0, metrics | {"tool_calls_attempted": 2.0, metric: 1.0}).total > 0.0
+
+
+def test_clean_exits_pay_for_commands_that_succeed_and_for_nothing_else() -> None:
+    rewards = Rewards(load_reward_config({"terms": {"clean_exits": 0.2}}), METRICS)
+    ran = dict.fromkeys(METRICS, 0.0) | {"tool_calls_attempted": 2.0, "tool_calls_executed_ok": 2.0}
+    earned = [rewards.compute(0.0, ran | {"tool_calls_nonzero_exit": failed}).total for failed in (0.0, 1.0, 2.0)]
+    assert earned == pytest.approx([0.2, 0.1, 0.0])
 
 
 @pytest.mark.parametrize("optimum", [0, 1, 3, 7])
