@@ -84,7 +84,10 @@ def test_a_better_verifier_score_never_lowers_the_reward(
     assert rewards.compute(low, metrics).total <= rewards.compute(high, metrics).total + 1e-9
 
 
-@given(metrics=rollouts(), other=rollouts(), weights=st.lists(st.floats(0, 3), min_size=11, max_size=11))
+WEIGHTS = st.lists(st.floats(0, 3), min_size=len(TERMS), max_size=len(TERMS))
+
+
+@given(metrics=rollouts(), other=rollouts(), weights=WEIGHTS)
 def test_with_default_bounds_no_failure_outranks_a_success(
     metrics: dict[str, float], other: dict[str, float], weights: list[float]
 ) -> None:
