@@ -66,6 +66,19 @@ class OkCalls(Term):
         return share(metrics["tool_calls_executed_ok"], metrics[ATTEMPTED])
 
 
+class CleanExits(Term):
+    """Bonus: share of attempted calls whose command ended with exit code 0."""
+
+    def reads(self) -> tuple[str, ...]:
+        """Calls that ran, and those of them whose command failed."""
+        return (ATTEMPTED, "tool_calls_executed_ok", "tool_calls_nonzero_exit")
+
+    def value(self, metrics: Metrics) -> float:
+        """0 without any call. A call that timed out counts as failed and did not run well: never below 0."""
+        clean = metrics["tool_calls_executed_ok"] - metrics["tool_calls_nonzero_exit"]
+        return share(max(0.0, clean), metrics[ATTEMPTED])
+
+
 class CleanFormat(Term):
     """Bonus, all or nothing: some call, and none invalid, malformed, unknown or repaired (ToolRL's format reward)."""
 
@@ -201,6 +214,7 @@ class FewCalls(Term):
 TERMS: dict[str, type[Term]] = {
     "valid_calls": ValidCalls,
     "ok_calls": OkCalls,
+    "clean_exits": CleanExits,
     "clean_format": CleanFormat,
     "invalid_calls": InvalidCalls,
     "unknown_tools": UnknownTools,

@@ -34,12 +34,12 @@ class CpuModel:
     def __init__(
         self,
         *,
-        model: Path | None = None,
+        model: Path | str | None = None,
         f16: bool = False,
         context_tokens: int = 2048,
         parallel: int = 4,
         threads: int | None = None,
-        lora: Path | None = None,
+        lora: Path | str | None = None,
         cache: Path | None = None,
         chat_template: str | None = None,
     ) -> None:
@@ -48,7 +48,8 @@ class CpuModel:
         llama.cpp's threads wait for each other by spinning: where other processes want the cores too, one thread is
         several times as fast as two (measured: 4.7 s against 26 s for 30 tokens under load).
         """
-        self._model, self._f16, self._cache = model, f16, cache
+        self._model = Path(model) if model else None
+        self._f16, self._cache = f16, cache
         self._context_tokens, self._parallel = context_tokens, parallel
         self._threads = threads or os.cpu_count() or 1
         self._lora = lora

@@ -45,6 +45,8 @@ class Row:
     messages: list[Message]
     rollout_id: str
     segment: int
+    weights_versions: list[str | None]
+    """Which weights sampled each of its turns: what a trainer measures staleness by."""
 
     @property
     def trained(self) -> int:
@@ -148,7 +150,9 @@ class Packer:
         self.tokens.delivered += sum(row.trained for row in rows)
         ids = [row.rollout_id for row in rows]
         segments = [row.segment for row in rows]
-        return _as_group(rows, {**params, "group_id": group_id, "rollout_ids": ids, "segments": segments})
+        versions = [row.weights_versions for row in rows]
+        named = {"group_id": group_id, "rollout_ids": ids, "segments": segments, "weights_versions": versions}
+        return _as_group(rows, {**params, **named})
 
 
 def _row(record: RolloutRecord, index: int, advantages: list[float] | None) -> Row:
@@ -163,6 +167,7 @@ def _row(record: RolloutRecord, index: int, advantages: list[float] | None) -> R
         messages,
         record.rollout_id,
         index,
+        [call.weights_version for call in record.sampled_calls if call.segment == index],
     )
 
 

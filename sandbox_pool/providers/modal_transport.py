@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def passing_errors() -> tuple[type[Exception], ...]:
     return (*cut, exception.AuthError)
 
 
-async def resumed(stream: modal.io_streams.StreamReader[bytes]) -> AsyncIterator[bytes]:
+async def resumed(stream: modal.io_streams.StreamReader[bytes]) -> AsyncGenerator[bytes, None]:
     """All chunks of a stream, each once: after a cut it is iterated again, which goes on at the offset reached."""
     passing = passing_errors()
     pauses = iter(RESUME_PAUSES_S)
@@ -149,10 +149,10 @@ class ExecTransport(asyncio.Transport):
             error = None if self._closing else await self._explain(done.pop().exception())
         finally:
             self._closing = True
+            self._tell(error)
             for task in self._stoppable:
                 task.cancel()
             await asyncio.gather(*self._stoppable, return_exceptions=True)
-            self._tell(error)
             await self._end(reader)
 
     async def _end(self, reader: asyncio.Task[None]) -> None:
@@ -174,14 +174,18 @@ class ExecTransport(asyncio.Transport):
 
     async def _read(self) -> None:
         blocks = Unpacker()
-        async for chunk in resumed(self._process.stdout):
-            self._unheard = 0
-            for block in blocks.feed(chunk):
-                if not self.connected.done():
-                    self._protocol.connection_made(self)
-                    self.connected.set_result(None)
-                if block and not self._closing:
-                    self._protocol.data_received(block)
+        async with contextlib.aclosing(resumed(self._process.stdout)) as chunks:
+            async for chunk in chunks:
+                self._unheard = 0
+                for block in blocks.feed(chunk):
+                    self._take(block)
+
+    def _take(self, block: bytes) -> None:
+        if not self.connected.done():
+            self._protocol.connection_made(self)
+            self.connected.set_result(None)
+        if block and not self._closing:
+            self._protocol.data_received(block)
 
     async def _write(self) -> None:
         stdin = self._process.stdin

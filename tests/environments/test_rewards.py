@@ -18,6 +18,7 @@ METRICS = (
     "tool_calls_unknown",
     "tool_calls_repaired",
     "tool_calls_duplicate",
+    "tool_calls_nonzero_exit",
     "valid_rate",
     "ok_rate",
     "turns",
@@ -83,7 +84,10 @@ def test_a_better_verifier_score_never_lowers_the_reward(
     assert rewards.compute(low, metrics).total <= rewards.compute(high, metrics).total + 1e-9
 
 
-@given(metrics=rollouts(), other=rollouts(), weights=st.lists(st.floats(0, 3), min_size=11, max_size=11))
+WEIGHTS = st.lists(st.floats(0, 3), min_size=len(TERMS), max_size=len(TERMS))
+
+
+@given(metrics=rollouts(), other=rollouts(), weights=WEIGHTS)
 def test_with_default_bounds_no_failure_outranks_a_success(
     metrics: dict[str, float], other: dict[str, float], weights: list[float]
 ) -> None:
@@ -130,6 +134,13 @@ def test_good_calls_raise_the_reward_and_silence_earns_nothing(term: str, metric
     metrics = dict.fromkeys(METRICS, 0.0)
     assert rewards.compute(0.0, metrics).total == 0.0
     assert rewards.compute(0.0, metrics | {"tool_calls_attempted": 2.0, metric: 1.0}).total > 0.0
+
+
+def test_clean_exits_pay_for_commands_that_succeed_and_for_nothing_else() -> None:
+    rewards = Rewards(load_reward_config({"terms": {"clean_exits": 0.2}}), METRICS)
+    ran = dict.fromkeys(METRICS, 0.0) | {"tool_calls_attempted": 2.0, "tool_calls_executed_ok": 2.0}
+    earned = [rewards.compute(0.0, ran | {"tool_calls_nonzero_exit": failed}).total for failed in (0.0, 1.0, 2.0)]
+    assert earned == pytest.approx([0.2, 0.1, 0.0])
 
 
 @pytest.mark.parametrize("optimum", [0, 1, 3, 7])

@@ -16,7 +16,7 @@ from sandbox_pool.providers.host_load import bring_to_life, loader_text, packed_
 from sandbox_pool.providers.modal_exec import ExecHost, ExecPath
 from sandbox_pool.providers.modal_transport import ExecTimes
 from sandbox_pool.spec import SandboxSpec
-from support.modal_sdk import sdk
+from support.modal_place import emulated_modal
 
 NAME = "h1"
 TARGET = "tcp:127.0.0.1:7000"
@@ -82,7 +82,7 @@ async def _create(token, server_hash):
 @contextlib.asynccontextmanager
 async def modal_host(times=QUICK, runtime="namespaces"):
     """For the length of a test."""
-    async with ModalEmulator(runtime=runtime) as emulator, sdk(emulator):
+    async with emulated_modal(runtime=runtime) as emulator:
         token = secrets.token_hex(16)
         program, server_hash = packed_server()
         host = ExecHost(await _create(token, server_hash), TARGET, time.time() + LIFE_S)

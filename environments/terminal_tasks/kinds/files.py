@@ -65,6 +65,26 @@ def append_line(d: Draw) -> Plan:
     return Plan({"old": old, "text": words}, checks, (f"echo {words} >> {old}",), {old: body}, may_change=(old,))
 
 
+@kind("files", 0, held_out=True)
+def into_folder(d: Draw) -> Plan:
+    """mv into a folder that is there"""
+    folder, old, other = d.folder(), d.file(), d.file()
+    body = text(d.words(3))
+    checks = (Missing(old), FileIs(f"{folder}/{old}", body, exact=True))
+    files = {old: body, f"{folder}/{other}": text(d.words(2))}
+    return Plan({"old": old, "folder": folder}, checks, (f"mv {old} {folder}",), files, may_change=(old,))
+
+
+@kind("files", 0, held_out=True)
+def delete_two_files(d: Draw) -> Plan:
+    """rm with two names"""
+    first, second, other = d.file(), d.file(), d.file()
+    files = {name: text(d.words(2)) for name in (first, second, other)}
+    checks = (Missing(first), Missing(second))
+    solution = (f"rm {first} {second}",)
+    return Plan({"first": first, "second": second}, checks, solution, files, may_change=(first, second))
+
+
 @kind("files", 1)
 def nested_folders(d: Draw) -> Plan:
     """mkdir -p with a file at the end"""

@@ -21,7 +21,7 @@ def rollout(name: str, score: float | None, segments: list[int], turn_rewards: t
     for index, sampled in enumerate(segments):
         ids = list(range(10, 10 + sampled))
         parts.append(Segment([1, 2, *ids], [-100, -100, *ids], [1.0, 1.0, *[-0.5] * sampled]))
-        calls.append(SampledCall(index, [1, 2], ids, [-0.5] * sampled, "stop"))
+        calls.append(SampledCall(index, [1, 2], ids, [-0.5] * sampled, "stop", weights_version=f"{name}@{index}"))
     record = RolloutRecord(
         rollout_id=name,
         group_id="g",
@@ -54,6 +54,8 @@ def test_all_segments_carry_their_rollouts_advantage() -> None:
     assert main["advantages"] == [[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]]
     assert extra["generation_params"]["rollout_ids"] == ["b", "b"]
     assert extra["generation_params"]["segments"] == [0, 1]
+    assert main["generation_params"]["weights_versions"] == [["a@0"], ["b@2"]]
+    assert extra["generation_params"]["weights_versions"] == [["b@0"], ["b@1"]]
     assert extra["advantages"] == [[0.0, 0.0, 0.5]] * 2
     assert packer.tokens.fraction == 1.0
 

@@ -23,7 +23,7 @@ from support.modal_exec_host import QUICK, modal_host
 from support.pool_wait import eventually
 
 MB = 1 << 20
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 
 
 async def both_ways(box, size):
@@ -36,6 +36,15 @@ async def both_ways(box, size):
 async def test_50_mb_go_both_ways_byte_for_byte_without_any_network():
     async with modal_host() as host, host.lease() as box:
         await both_ways(box, 50 * MB)
+
+
+async def test_it_runs_and_ends_on_gvisor_the_kernel_of_modals_sandboxes():
+    async with modal_host(replace(QUICK, silence_s=20.0), "gvisor") as host:
+        async with host.lease() as box:
+            await both_ways(box, 2 * MB)
+        (sandbox,) = host.emulator.sandboxes
+        await eventually(lambda: all(relay.done.is_set() for relay in sandbox.execs.values()))
+        assert len(sandbox.execs) == 3
 
 
 async def test_cuts_mid_stream_lose_nothing():
