@@ -48,7 +48,7 @@ async def test_a_dockerfile_is_built_from_its_folder(modal, tmp_path):
 
 
 async def test_a_published_image_is_taken_as_it_is(modal, tmp_path):
-    modal.publish("tools:v2")
+    modal.publish("main/tools:v2")
     before = [image.image_id for image in modal.images]
     await recipe_of(modal, tmp_path, image="published:tools:v2")
     (request,) = [request for rpc, request in modal.requests if rpc == "SandboxCreateV2"]
