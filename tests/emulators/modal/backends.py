@@ -28,6 +28,7 @@ CLONE_NEWNET = 0x40000000
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RUNSC = HERE.parents[2] / ".tools/runsc/usr/bin"
 PREPARE = "tests/live/containers/prepare.sh"
+TOLD = 9
 RUNSC_FLAGS = ("--platform=systrap", "--network=sandbox", "--ignore-cgroups", "--overlay2=none")
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
@@ -162,13 +163,15 @@ class Gvisor(Namespaces):
     def _settings(self, argv: Sequence[str], env: Mapping[str, str], workdir: str) -> dict[str, Any]:
         kinds = (("proc", "proc"), ("dev", "tmpfs"), ("sys", "sysfs"), ("tmp", "tmpfs"))
         mounts = [{"destination": f"/{name}", "type": kind, "source": kind} for name, kind in kinds]
+        # The first process inside says when it is there, since runsc does not.
+        argv = ["/bin/sh", "-c", f'echo >&{TOLD}; exec {TOLD}>&-; exec "$@"', "sh", *argv]
         bundle = {
             "ociVersion": "1.0.0",
             "process": self._process(argv, env, workdir),
             "hostname": "modal",
             "mounts": mounts,
         }
-        return {"runsc": self._runsc(), "bundle": bundle}
+        return {"runsc": self._runsc(), "bundle": bundle, "told": TOLD}
 
     @staticmethod
     def _process(argv: Sequence[str], env: Mapping[str, str], workdir: str, terminal: bool = False) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def enter_gvisor(settings):
     bundle["linux"] = {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")] + [network]}
     with open(f"{settings['work']}/config.json", "w") as file:
         json.dump(bundle, file)
-    return [*settings["runsc"], "run", "--bundle", settings["work"], settings["id"]], dict(os.environ)
+    told = f"{settings['ready']}:{settings['told']}"
+    return [*settings["runsc"], "run", "--bundle", settings["work"], "--pass-fd", told, settings["id"]], dict(os.environ)
 
 
 def cable(address, gateway):
@@ -112,6 +113,8 @@ def cable(address, gateway):
     subprocess.run(["ip", *ends], check=True)
     bring_up(b"lo")
     bring_up(b"eth0", address)
+    # runsc takes a namespace that has these settings for the machine's own, and refuses it. Now all namespaces have them.
+    mount("tmpfs", "/proc/sys/net/core", "tmpfs")
     LIBC.setns(outside, CLONE_NEWNET)
     bring_up(b"lo")
     bring_up(b"cable", gateway)
@@ -136,13 +139,15 @@ def main():
     child = os.fork()
     if child == 0:
         try:
-            os.close(settings["ready"])
+            if "runsc" not in settings:
+                os.close(settings["ready"])
             os.setsid()
             os.execvpe(argv[0], argv, env)
         except OSError as problem:
             os.write(2, f"{argv[0]}: {problem.strerror}\n".encode())
             os._exit(127 if isinstance(problem, FileNotFoundError) else 126)
-    os.write(settings["ready"], b"1")
+    if "runsc" not in settings:
+        os.write(settings["ready"], b"1")
     os.close(settings["ready"])
     supervise(child)
 
