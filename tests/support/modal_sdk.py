@@ -7,6 +7,7 @@ import contextlib
 import os
 
 import modal
+
 from emulators.modal import ModalEmulator
 
 

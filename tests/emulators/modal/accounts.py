@@ -50,10 +50,10 @@ class Accounts:
         if not (anonymous or request.env_dict):
             if name not in secrets:
                 raise error(Status.NOT_FOUND, f"Secret '{name}' not found in environment 'main'.")
-            return api_pb2.SecretGetOrCreateResponse(secret_id=name)
-        secret_id = name or new_id("st")
-        secrets[secret_id] = dict(request.env_dict)
-        return api_pb2.SecretGetOrCreateResponse(secret_id=secret_id)
+            return api_pb2.SecretGetOrCreateResponse(secret_id=f"st-{name}")
+        name = name or new_id("anonymous")
+        secrets[name] = dict(request.env_dict)
+        return api_pb2.SecretGetOrCreateResponse(secret_id=f"st-{name}")
 
     @unary("MountGetOrCreate")
     async def mount(self, request: object) -> api_pb2.MountGetOrCreateResponse:

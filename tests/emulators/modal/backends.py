@@ -1,6 +1,6 @@
 """Where a sandbox's processes run: in namespaces of this machine, or in gVisor inside such namespaces.
 
-Both start as `init.py`, PID 1 of the sandbox, which dies with this emulator and takes every process of the sandbox along.
+Both start as `init.py`, PID 1 of the sandbox, which dies with this emulator and takes every process of it along.
 Both answer at `ADDRESS` in the network namespace of that PID 1.
 """
 
@@ -40,12 +40,11 @@ class Unavailable(Exception):
     """This machine cannot run such sandboxes, and why."""
 
 
-def _need(*programs: str) -> None:
-    if os.geteuid() != 0:
-        raise Unavailable("the Modal emulator's sandboxes need root")
-    for program in programs:
-        if shutil.which(program, path=f"{os.environ['PATH']}:{SYSTEM_PATH}") is None:
-            raise Unavailable(f"the Modal emulator's sandboxes need {program}")
+def _found(program: str) -> str:
+    path = shutil.which(program, path=f"{os.environ['PATH']}:{SYSTEM_PATH}")
+    if path is None:
+        raise Unavailable(f"the Modal emulator's sandboxes need {program}")
+    return path
 
 
 class Namespaces:
@@ -61,7 +60,10 @@ class Namespaces:
     @staticmethod
     def check() -> None:
         """Raise Unavailable where these sandboxes cannot be had."""
-        _need("unshare", "nsenter", "setpriv", "openssl")
+        if os.geteuid() != 0:
+            raise Unavailable("the Modal emulator's sandboxes need root")
+        for program in ("unshare", "nsenter", "setpriv", "openssl"):
+            _found(program)
 
     def launch(self, argv: Sequence[str], env: Mapping[str, str], workdir: str, ready: int) -> list[str]:
         """The command that starts the sandbox and runs `argv` in it; it writes a byte to `ready`."""
@@ -95,6 +97,8 @@ class Namespaces:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             os.close(self._pidfd)
             self._pidfd = None
+            # The number of an ended namespace may be that of a new one.
+            self.pid_namespace = ""
 
     def command(self, exec_id: str, argv: Sequence[str], env: Mapping[str, str], workdir: str,
                 terminal: bool) -> list[str]:  # fmt: skip
@@ -103,7 +107,7 @@ class Namespaces:
         return [*self._enter("-r", "-w"), "/bin/sh", "-c", go, workdir, *argv]
 
     def _enter(self, *options: str) -> list[str]:
-        return ["nsenter", "-t", str(self.pid1), "-m", "-p", "-i", "-u", "-n", *options, "--"]
+        return [_found("nsenter"), "-t", str(self.pid1), "-m", "-p", "-i", "-u", "-n", *options, "--"]
 
     def end_command(self, exec_id: str) -> None:
         """End what the process group of the command does not reach."""
@@ -147,7 +151,7 @@ class Gvisor(Namespaces):
     def check() -> None:
         """Raise Unavailable where these sandboxes cannot be had."""
         Namespaces.check()
-        _need("ip")
+        _found("ip")
         Gvisor._program()
 
     @staticmethod

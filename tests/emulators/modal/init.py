@@ -1,8 +1,8 @@
 """PID 1 of an emulated sandbox: `python -S -E init.py <file of settings>`, in new namespaces.
 
 It builds the root (an overlay on this machine's, the upper layer in memory), gives the sandbox its address, starts the
-command, and then only reaps until that ends; its exit code is the command's. When it dies the kernel ends every process of
-the sandbox, whatever session or process group that moved to. With `runsc` in its settings the command runs in gVisor.
+command, and then only reaps until that ends; its exit code is the command's. When it dies the kernel ends every process
+of the sandbox, whatever session or process group that moved to. With `runsc` in its settings the command is in gVisor.
 """
 
 import ctypes
@@ -99,8 +99,8 @@ def enter_gvisor(settings):
     bundle["linux"] = {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")] + [network]}
     with open(f"{settings['work']}/config.json", "w") as file:
         json.dump(bundle, file)
-    told = f"{settings['ready']}:{settings['told']}"
-    return [*settings["runsc"], "run", "--bundle", settings["work"], "--pass-fd", told, settings["id"]], dict(os.environ)
+    run = ["run", "--bundle", settings["work"], "--pass-fd", f"{settings['ready']}:{settings['told']}", settings["id"]]
+    return [*settings["runsc"], *run], dict(os.environ)
 
 
 def cable(address, gateway):
@@ -113,7 +113,7 @@ def cable(address, gateway):
     subprocess.run(["ip", *ends], check=True)
     bring_up(b"lo")
     bring_up(b"eth0", address)
-    # runsc takes a namespace that has these settings for the machine's own, and refuses it. Now all namespaces have them.
+    # A runsc of 2024 takes a namespace with these settings for the machine's own and refuses it; now all have them.
     mount("tmpfs", "/proc/sys/net/core", "tmpfs")
     LIBC.setns(outside, CLONE_NEWNET)
     bring_up(b"lo")

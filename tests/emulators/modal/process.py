@@ -8,7 +8,7 @@ import pty
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from grpclib import Status
 
@@ -21,7 +21,7 @@ class Spool:
     """Append-only output of one stream; readers follow from any offset."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as this
         self._size = 0
         self._ended = False
         self._changed = asyncio.Event()
@@ -55,6 +55,25 @@ class Spool:
                 return
             if changed is self._changed:
                 await changed.wait()
+
+
+async def readable(fd: int) -> None:
+    """Return when something, or the end, can be read."""
+    await _told(fd, asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+
+
+async def writable(fd: int) -> None:
+    """Return when something can be written, or nobody reads any longer."""
+    await _told(fd, asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
+
+
+async def _told(fd: int, add: Callable[..., None], remove: Callable[[int], object]) -> None:
+    ready = asyncio.Event()
+    add(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(fd)
 
 
 class Process:
@@ -153,7 +172,7 @@ class Process:
                 try:
                     taken = os.write(self._stdin, view)
                 except BlockingIOError:
-                    await self._writable(self._stdin)
+                    await writable(self._stdin)
                     continue
                 except OSError as broken:
                     raise error(Status.FAILED_PRECONDITION, "the process closed its stdin") from broken
@@ -161,15 +180,6 @@ class Process:
                 view = view[taken:]
             if eof:
                 self._close_stdin()
-
-    async def _writable(self, fd: int) -> None:
-        loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        loop.add_writer(fd, lambda: ready.done() or ready.set_result(None))
-        try:
-            await ready
-        finally:
-            loop.remove_writer(fd)
 
     def _close_stdin(self) -> None:
         self.stdin_closed = True

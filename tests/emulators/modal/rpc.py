@@ -41,12 +41,12 @@ async def _straight(request: Any, work: Callable[[], Awaitable[Any]]) -> Any:
 
 def service(base: Any, world: World, parts: list[object], authorize: Callable[[Any], None],
             around: Around = _straight) -> Any:  # fmt: skip
-    """A servicer of `base`; an RPC that no part serves answers UNIMPLEMENTED. `around` is the network it goes through."""
+    """A servicer of `base`; an RPC that no part serves answers UNIMPLEMENTED. `around` is the network in between."""
     methods: dict[str, Any] = {}
     for part in parts:
         for name in dir(part):
             method = getattr(part, name)
-            methods |= {rpc: method for rpc in getattr(method, "rpcs", ())}
+            methods |= dict.fromkeys(getattr(method, "rpcs", ()), method)
     make = _Service(world, authorize, around)
     namespace = {rpc: make.handler(rpc, methods.get(rpc)) for rpc in base.__abstractmethods__}
     return type(f"Emulated{base.__name__}", (base,), namespace)()

@@ -17,7 +17,7 @@ from modal_proto import task_command_router_pb2 as router_pb2
 from .activity import Activity
 from .backends import SYSTEM_PATH, Namespaces
 from .faults import error
-from .process import Process
+from .process import Process, readable
 from .tunnels import Tunnel, connect
 from .worker import Worker, first_of
 
@@ -60,6 +60,7 @@ class Sandbox:
         self.ready_at = 0.0
         self._open_tunnels: list[Tunnel] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
@@ -92,7 +93,8 @@ class Sandbox:
             with os.fdopen(writing, "wb"):
                 command = self.backend.launch(argv, self.env, self.workdir, writing)
                 self.entry.start(command, outside, pass_fds=(writing,))
-            up = await asyncio.to_thread(ready.read, 1)
+            await readable(reading)
+            up = ready.read(1)
         if not up:
             said = b"".join([chunk async for chunk in self.entry.err.chunks(0)]).decode(errors="replace")
             raise error(Status.INTERNAL, f"sandbox did not start: {said[-800:]}")
@@ -125,11 +127,14 @@ class Sandbox:
 
     async def finish(self, status: int, exitcode: int = 0, exception: str = "") -> None:
         """End it, with every process it has. Of several ends the first is the one that is told."""
-        if self.result is not None:
-            await self.ended.wait()
-            return
-        self.result = Result(status=status, exitcode=exitcode, exception=exception)
-        self.ending.set()
+        if self._ending is None:
+            self.result = Result(status=status, exitcode=exitcode, exception=exception)
+            self.ending.set()
+            self._ending = asyncio.create_task(self._end())
+        # To its end, even when the call that asked for it is cancelled.
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         await self.started.wait()
         for process in self.execs.values():
             process.lost = not process.done.is_set()
@@ -140,8 +145,7 @@ class Sandbox:
             self.backend.kill()
             await self.entry.done.wait()
         for task in list(self._tasks):
-            if task is not asyncio.current_task():
-                task.cancel()
+            task.cancel()
         await asyncio.to_thread(shutil.rmtree, self.backend.folder, ignore_errors=True)
         self.ended.set()
 

@@ -1,4 +1,4 @@
-"""Control plane: sandboxes, made, found, listed, tagged, waited for and ended. V1 twins are the same but for their ids."""
+"""Control plane: sandboxes, made, found, listed, tagged, waited for and ended. V1 twins differ in their ids only."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class ModalEmulator:
         def run() -> None:
             try:
                 self._loop.run_until_complete(self._serve(lambda: (started.append(None), up.set())))
-            except BaseException as problem:  # told to the thread that starts it
+            except BaseException as problem:  # noqa: BLE001 -- told to the thread that starts it
                 started.append(problem)
                 up.set()
 
@@ -95,8 +95,7 @@ class ModalEmulator:
         self.stop()
 
     async def _serve(self, started: Any) -> None:
-        self._root = _folder()
-        self._lock = _lock(self._root)
+        self._root, self._lock = _own_folder()
         _sweep()
         self._authority, context = certificates.make(self._root)
         world = self._world = World(self._root, self._backend, self._credentials, self.faults, self.limits, context)
@@ -244,8 +243,11 @@ class ModalEmulator:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix=PREFIX))
+def _own_folder() -> tuple[Path, IO[bytes]]:
+    """It has its name when it is locked, so that no sweep takes it before."""
+    folder = Path(tempfile.mkdtemp(prefix=f"new-{PREFIX}"))
+    lock = _lock(folder)
+    return folder.rename(folder.with_name(folder.name.removeprefix("new-"))), lock
 
 
 def _lock(folder: Path) -> IO[bytes]:

@@ -82,7 +82,7 @@ class Tunnel:
 
 async def connect(sandbox: Sandbox, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to a port inside."""
-    plug = await asyncio.to_thread(sandbox.backend.connect_socket)
+    plug = sandbox.backend.connect_socket()
     try:
         async with asyncio.timeout(CONNECT_S):
             await asyncio.get_running_loop().sock_connect(plug, (ADDRESS, port))

@@ -42,7 +42,7 @@ class Image:
 
 @dataclass
 class World:
-    """Changed by the loop of the emulator; faults, limits and the tables that tests fill may be changed from anywhere."""
+    """Changed by the emulator's loop; faults, limits and the tables that tests fill may be changed from anywhere."""
 
     root: Path
     backend: type[Namespaces]
@@ -59,7 +59,7 @@ class World:
     image_failures: dict[str, str] = field(default_factory=dict)
     """A part of a recipe, and what its build dies of."""
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By id, and those that have a name by their name."""
+    """By name; the id is `st-` and the name."""
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
     ended: list[Sandbox] = field(default_factory=list)
     """Those the server has forgotten."""
@@ -90,10 +90,10 @@ class World:
         """The variables of secrets, given by id or inline."""
         env: dict[str, str] = {}
         for secret_id in ids:
-            env |= self.secrets.get(secret_id, {})
+            env |= self.secrets.get(secret_id.removeprefix("st-"), {})
         for source in sources:
             inline = source.WhichOneof("source") == "env"
-            env |= dict(source.env.contents) if inline else self.secrets.get(source.secret_id, {})
+            env |= dict(source.env.contents) if inline else self.secret_env([source.secret_id], ())
         return env
 
     def check_credentials(self, metadata: Any) -> None:
