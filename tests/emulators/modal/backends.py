@@ -130,19 +130,6 @@ class Namespaces:
         made[0].setblocking(False)
         return made[0]
 
-    def processes(self) -> list[int]:
-        """Processes of this sandbox, found from outside."""
-        mark, found = f"MODAL_SANDBOX_ID={self.id}".encode(), []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    inside = str((entry / "ns/pid").readlink()) == self.pid_namespace
-                    if inside or mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return found
-
 
 class Gvisor(Namespaces):
     """gVisor's runsc, the kernel Modal's sandboxes have, inside such namespaces."""
@@ -206,3 +193,18 @@ class Gvisor(Namespaces):
 
 
 BACKENDS: dict[str, type[Namespaces]] = {"namespaces": Namespaces, "gvisor": Gvisor}
+
+
+def processes(*sandboxes: Namespaces) -> list[int]:
+    """Processes of these sandboxes, found from outside: by their namespace, and by what their environment says."""
+    namespaces = {sandbox.pid_namespace for sandbox in sandboxes}
+    marks, found = {f"MODAL_SANDBOX_ID={sandbox.id}".encode() for sandbox in sandboxes}, []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                inside = str((entry / "ns/pid").readlink()) in namespaces
+                if inside or not marks.isdisjoint((entry / "environ").read_bytes().split(b"\0")):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

@@ -2,8 +2,8 @@
 
 import modal
 import pytest
-from emulators.modal import ModalEmulator, Unavailable
 
+from emulators.modal import ModalEmulator, Unavailable
 from support.modal_sdk import sdk
 
 

@@ -19,7 +19,7 @@ from modal_proto import api_grpc, api_pb2, task_command_router_grpc
 
 from . import certificates
 from .accounts import Accounts
-from .backends import BACKENDS
+from .backends import BACKENDS, processes
 from .command_router import CommandRouter
 from .faults import Faults, Limits
 from .images import Images
@@ -222,11 +222,11 @@ class ModalEmulator:
 
     def processes(self, sandbox_id: str) -> list[int]:
         """Processes of a sandbox, running or not, by their numbers on this machine."""
-        return next(sandbox for sandbox in self.sandboxes if sandbox.id == sandbox_id).backend.processes()
+        return processes(*(sandbox.backend for sandbox in self.sandboxes if sandbox.id == sandbox_id))
 
     def leaked_processes(self) -> list[int]:
         """Processes of sandboxes that have ended."""
-        return [pid for sandbox in self.sandboxes if sandbox.ended.is_set() for pid in sandbox.backend.processes()]
+        return processes(*(sandbox.backend for sandbox in self.sandboxes if sandbox.ended.is_set()))
 
     # Inside.
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import modal
 import pytest
-from emulators.modal.steps import shell
 from modal import Sandbox
 from modal.exception import AlreadyExistsError, NotFoundError, SandboxTimeoutError
+
+from emulators.modal.steps import shell
 
 
 async def test_an_app_is_made_only_when_asked_to(emulator):
