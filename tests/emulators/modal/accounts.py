@@ -59,6 +59,10 @@ class Accounts:
     async def mount(self, request: object) -> api_pb2.MountGetOrCreateResponse:
         return api_pb2.MountGetOrCreateResponse(mount_id=new_id("mo"))
 
+    @unary("MountBatchedCheckExistence")
+    async def all_exist(self, request: object) -> api_pb2.MountBatchedCheckExistenceResponse:
+        return api_pb2.MountBatchedCheckExistenceResponse()
+
     @unary("MountPutFile")
     async def put_file(self, request: object) -> api_pb2.MountPutFileResponse:
         return api_pb2.MountPutFileResponse(exists=True)

@@ -30,8 +30,9 @@ from .worker import Reach
 from .world import Image, World
 
 HOST = "127.0.0.1"
+ENVIRONMENT = "main"
 PREFIX = "modal-emulator-"
-START_S, STOP_S, CLOSE_S = 30, 60, 2
+START_S, STOP_S = 30, 60
 T = TypeVar("T")
 
 
@@ -64,6 +65,9 @@ class ModalEmulator:
             except BaseException as problem:  # noqa: BLE001 -- told to the thread that starts it
                 started.append(problem)
                 up.set()
+            finally:
+                self._loop.run_until_complete(_end_tasks())
+                self._loop.close()
 
         self._thread = threading.Thread(target=run, name="modal-emulator", daemon=True)
         self._thread.start()
@@ -122,7 +126,6 @@ class ModalEmulator:
         await asyncio.gather(*ends)
         for server in servers:
             server.close()
-        await asyncio.wait([asyncio.ensure_future(server.wait_closed()) for server in servers], timeout=CLOSE_S)
 
     # How clients reach it.
 
@@ -134,7 +137,7 @@ class ModalEmulator:
             "MODAL_TOKEN_ID": self._credentials[0],
             "MODAL_TOKEN_SECRET": self._credentials[1],
             "MODAL_CONFIG_PATH": str(self._state.root / "no-config.toml"),
-            "MODAL_ENVIRONMENT": "main",
+            "MODAL_ENVIRONMENT": ENVIRONMENT,
             "SSL_CERT_FILE": str(self._authority),
             "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST))),
         }
@@ -155,7 +158,8 @@ class ModalEmulator:
         """Make `Image.from_name(name)` known."""
         image_id = f"im-published{len(self._state.images):013d}"
         self._state.images[image_id] = Image(image_id, api_pb2.Image(), built=True)
-        self._state.published[name] = image_id
+        tagged = name if ":" in name else f"{name}:latest"
+        self._state.published[tagged if "/" in tagged else f"{ENVIRONMENT}/{tagged}"] = image_id
 
     def accept_credentials(self, accept: bool) -> None:
         """False: the token is revoked, and every call to the control plane fails."""
@@ -241,6 +245,14 @@ class ModalEmulator:
 
     async def _inside(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+async def _end_tasks() -> None:
+    """Calls that are still under way when the server goes."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _own_folder() -> tuple[Path, IO[bytes]]:

@@ -9,6 +9,7 @@ from modal import Sandbox
 from modal.exception import AlreadyExistsError, NotFoundError, SandboxTimeoutError
 
 from emulators.modal.steps import shell
+from support.pool_wait import eventually
 
 
 async def test_an_app_is_made_only_when_asked_to(emulator):
@@ -68,8 +69,7 @@ async def test_a_terminated_sandbox_is_gone_for_everyone(app):
 async def test_a_sandbox_that_is_still_starting_can_be_found_and_terminated(app, emulator):
     emulator.limits.create_delay_s = 30
     create = asyncio.ensure_future(Sandbox.create.aio(app=app, name="slow"))
-    while not emulator.alive:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: emulator.alive)
     found = await Sandbox.from_name.aio("pool", "slow")
     await found.terminate.aio()
     assert emulator.alive == []
@@ -79,8 +79,7 @@ async def test_a_sandbox_that_is_still_starting_can_be_found_and_terminated(app,
 async def test_a_cancelled_create_leaves_its_sandbox_running(app, emulator):
     emulator.limits.create_delay_s = 0.3
     create = asyncio.ensure_future(Sandbox.create.aio(app=app, name="leaks"))
-    while not emulator.alive:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: emulator.alive)
     create.cancel()
     with pytest.raises(asyncio.CancelledError):
         await create
@@ -145,9 +144,10 @@ async def test_an_idle_timeout_ends_a_sandbox_only_when_nothing_runs_in_it(app, 
 async def test_sandboxes_share_neither_files_nor_processes_nor_a_network(app):
     one, other = await asyncio.gather(*(Sandbox.create.aio(app=app, block_network=True) for _ in range(2)))
     await shell(one, "echo A > /root/x; echo T > /tmp/t; sleep 77 >/dev/null 2>&1 &")
+    here = await asyncio.to_thread(Path("/root/x").exists)
     assert (await shell(other, "cat /root/x"))[0] == 1
     assert (await shell(other, "cat /tmp/t"))[0] == 1
-    assert not Path("/root/x").exists()
+    assert not here
     assert "sleep 77" not in (await shell(other, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))[1]
     assert "eth" not in (await shell(other, "cat /proc/net/dev"))[1]
 

@@ -5,7 +5,8 @@ import ssl
 
 import pytest
 from modal import Probe, Sandbox
-from modal.exception import ConflictError, TimeoutError
+from modal.exception import ConflictError
+from modal.exception import TimeoutError as ModalTimeoutError
 
 from emulators.modal.steps import shell
 
@@ -66,10 +67,8 @@ async def test_a_server_that_listens_on_the_loopback_only_is_not_reached(app):
     probe = Probe.with_exec("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8000")
     sandbox = await echoing(app, "x", "127.0.0.1", encrypted_ports=[8000], readiness_probe=probe)
     await sandbox.wait_until_ready.aio(timeout=30)
-    reader, writer = await connect(sandbox)
+    reader, _ = await connect(sandbox)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)):
-        writer.write(b"hello\n")
-        await writer.drain()
         await reader.readexactly(1)
 
 
@@ -126,7 +125,7 @@ async def test_an_open_connection_keeps_a_sandbox_from_being_idle(app, emulator)
 
 async def test_readiness_by_a_command_is_waited_for_up_to_a_limit(app):
     sandbox = await Sandbox.create.aio(app=app, readiness_probe=Probe.with_exec("test", "-f", "/tmp/ready"))
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ModalTimeoutError):
         await sandbox.wait_until_ready.aio(timeout=1)
     await shell(sandbox, "touch /tmp/ready")
     await sandbox.wait_until_ready.aio(timeout=10)
