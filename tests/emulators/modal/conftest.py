@@ -16,7 +16,7 @@ async def emulator(request):
         pytest.skip(str(reason))
     async with emulator, sdk(emulator):
         yield emulator
-        assert emulator.leaked_processes() == []
+    assert emulator.leaked_processes() == []
 
 
 @pytest.fixture
