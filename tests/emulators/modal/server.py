@@ -255,6 +255,7 @@ async def _end_tasks() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def _own_folder() -> tuple[Path, IO[bytes]]:
