@@ -168,7 +168,11 @@ class ModalEmulator:
 
     def expire_tokens(self) -> None:
         """No token handed out so far is taken by the workers; clients must ask for new ones."""
-        self._state.tokens.expire()
+        self._state.router_tokens.expire()
+
+    def expire_auth_tokens(self) -> None:
+        """The same for the tokens of calls to the control plane; the credentials stay good."""
+        self._state.auth_tokens.expire()
 
     async def preempt(self, sandbox_id: str) -> None:
         """The worker dies, and the sandbox with it."""
