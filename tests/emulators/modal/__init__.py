@@ -14,7 +14,7 @@ What goes wrong:
     emulator.limits: create_bucket = TokenBucket(rate, burst), max_sandboxes, create_delay_s, image_build_s,
         router_token_s, auth_token_s, page_size
     emulator.image_failures["part of a recipe"] = "what the build dies of"; publish("name:tag"); secrets["name"] = {...}
-    emulator.accept_credentials(False), emulator.expire_tokens()
+    emulator.accept_credentials(False), expire_tokens() of the workers, expire_auth_tokens() of the control plane
     await emulator.preempt(id), forget(id), set_reach(id, "well" | "hangs" | "refuses"), cut_tunnels(id)
 What is seen:
     emulator.calls (Counter by RPC), requests, images, sandboxes (all there ever were), alive (ids), processes(id),

@@ -24,7 +24,7 @@ class Accounts:
 
     @unary("AuthTokenGet")
     async def auth_token(self, request: object) -> api_pb2.AuthTokenGetResponse:
-        return api_pb2.AuthTokenGetResponse(token=self._world.tokens.issue(self._world.limits.auth_token_s))
+        return api_pb2.AuthTokenGetResponse(token=self._world.auth_tokens.issue(self._world.limits.auth_token_s))
 
     @unary("EnvironmentGetOrCreate")
     async def environment(

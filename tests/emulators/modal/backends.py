@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ HERE = Path(__file__).parent
 TOOLS_PATH = "/__modal/.bin/modal-sandbox-fs-tools"
 ADDRESS, GATEWAY = "172.20.0.2", "172.20.0.1"
 """A tunnel comes from outside: a server that listens on 127.0.0.1 only is not reached."""
+NEW_NAMESPACES = ("-m", "-p", "-i", "-u", "-n", "-f")
 CLONE_NEWNET = 0x40000000
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RUNSC = HERE.parents[2] / ".tools/runsc/usr/bin"
@@ -47,6 +49,14 @@ def _found(program: str) -> str:
     return path
 
 
+@functools.cache
+def _try_namespaces() -> None:
+    """Root in a container may be without the right."""
+    tried = subprocess.run([_found("unshare"), *NEW_NAMESPACES, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        raise Unavailable(f"no namespaces for the Modal emulator's sandboxes here: {tried.stderr.strip()}")
+
+
 class Namespaces:
     """PID, mount, IPC, UTS and network namespaces, and an overlay on this machine's root."""
 
@@ -62,8 +72,9 @@ class Namespaces:
         """Raise Unavailable where these sandboxes cannot be had."""
         if os.geteuid() != 0:
             raise Unavailable("the Modal emulator's sandboxes need root")
-        for program in ("unshare", "nsenter", "setpriv", "openssl"):
+        for program in ("nsenter", "setpriv", "openssl"):
             _found(program)
+        _try_namespaces()
 
     def launch(self, argv: Sequence[str], env: Mapping[str, str], workdir: str, ready: int) -> list[str]:
         """The command that starts the sandbox and runs `argv` in it; it writes a byte to `ready`."""
@@ -76,7 +87,7 @@ class Namespaces:
         }  # fmt: skip
         (self.folder / "settings.json").write_text(json.dumps(settings))
         # A dying emulator takes its sandboxes along by setpriv's signal, and unshare hands it on to PID 1.
-        namespaces = ["unshare", "-m", "-p", "-i", "-u", "-n", "-f", "--kill-child"]
+        namespaces = ["unshare", *NEW_NAMESPACES, "--kill-child"]
         init = [sys.executable, "-S", "-E", str(HERE / "init.py"), str(self.folder / "settings.json")]
         return ["setpriv", "--pdeathsig", "KILL", *namespaces, *init]
 

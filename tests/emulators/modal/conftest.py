@@ -8,14 +8,15 @@ from support.modal_sdk import sdk
 
 
 @pytest.fixture
-async def emulator():
+async def emulator(request):
+    """Its sandboxes are in namespaces, or in what the test's parameter says."""
     try:
-        emulator = ModalEmulator()
+        emulator = ModalEmulator(runtime=getattr(request, "param", "namespaces"))
     except Unavailable as reason:
         pytest.skip(str(reason))
     async with emulator, sdk(emulator):
         yield emulator
-        assert emulator.leaked_processes() == []
+    assert emulator.leaked_processes() == []
 
 
 @pytest.fixture

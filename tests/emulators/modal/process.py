@@ -15,13 +15,15 @@ from grpclib import Status
 from .faults import error
 
 CHUNK_BYTES = 65536
+SPOOLED_BYTES = 1 << 20
 
 
 class Spool:
     """Append-only output of one stream; readers follow from any offset."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as this
+        # Most outputs are small, and a file for each would soon be all files a process may open.
+        self._file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115 -- lives as long as this
         self._size = 0
         self._ended = False
         self._changed = asyncio.Event()

@@ -85,7 +85,10 @@ class Sandboxes:
         return self._access()
 
     def _access(self) -> dict[str, str]:
-        return {"url": self._world.router_url, "jwt": self._world.tokens.issue(self._world.limits.router_token_s)}
+        return {
+            "url": self._world.router_url,
+            "jwt": self._world.router_tokens.issue(self._world.limits.router_token_s),
+        }
 
     @unary("SandboxWait", "SandboxWaitV2")
     async def wait(self, request: Any) -> api_pb2.SandboxWaitResponse:

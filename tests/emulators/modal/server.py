@@ -45,7 +45,7 @@ class ModalEmulator:
         self.limits = limits or Limits()
         self._backend, self._port, self._credentials = BACKENDS[runtime], port, credentials
         self._backend.check()
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._world: World | None = None
@@ -56,18 +56,19 @@ class ModalEmulator:
 
     def start(self) -> Self:
         """Serve. Blocks for some 50 ms."""
+        loop = self._loop = asyncio.new_event_loop()
         started: list[BaseException | None] = []
         up = threading.Event()
 
         def run() -> None:
             try:
-                self._loop.run_until_complete(self._serve(lambda: (started.append(None), up.set())))
+                loop.run_until_complete(self._serve(lambda: (started.append(None), up.set())))
             except BaseException as problem:  # noqa: BLE001 -- told to the thread that starts it
                 started.append(problem)
                 up.set()
             finally:
-                self._loop.run_until_complete(_end_tasks())
-                self._loop.close()
+                loop.run_until_complete(_end_tasks())
+                loop.close()
 
         self._thread = threading.Thread(target=run, name="modal-emulator", daemon=True)
         self._thread.start()
@@ -79,7 +80,7 @@ class ModalEmulator:
 
     def stop(self) -> None:
         """End every sandbox, and the servers."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive() and self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(STOP_S)
         if self._root is not None:
@@ -167,7 +168,11 @@ class ModalEmulator:
 
     def expire_tokens(self) -> None:
         """No token handed out so far is taken by the workers; clients must ask for new ones."""
-        self._state.tokens.expire()
+        self._state.router_tokens.expire()
+
+    def expire_auth_tokens(self) -> None:
+        """The same for the tokens of calls to the control plane; the credentials stay good."""
+        self._state.auth_tokens.expire()
 
     async def preempt(self, sandbox_id: str) -> None:
         """The worker dies, and the sandbox with it."""
@@ -244,6 +249,7 @@ class ModalEmulator:
         await self._state.sandboxes[sandbox_id].finish(status, 0, why)
 
     async def _inside(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
@@ -253,6 +259,7 @@ async def _end_tasks() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def _own_folder() -> tuple[Path, IO[bytes]]:

@@ -123,3 +123,15 @@ async def test_what_is_not_emulated_says_so(app):
     sandbox = await Sandbox.create.aio(app=app)
     with pytest.raises(modal.exception.UnimplementedError, match="not emulated"):
         await sandbox.snapshot_filesystem.aio()
+
+
+async def test_tokens_of_the_control_plane_are_renewed_at_their_end_but_not_when_revoked_before_it(app, emulator):
+    emulator.limits.auth_token_s = 1
+    await Sandbox.create.aio(app=app)
+    await asyncio.sleep(1.1)
+    emulator.limits.auth_token_s = 600
+    await Sandbox.create.aio(app=app)
+    assert emulator.calls["AuthTokenGet"] >= 2
+    emulator.expire_auth_tokens()
+    with pytest.raises(AuthError):
+        await Sandbox.create.aio(app=app)

@@ -18,16 +18,15 @@ from support.modal_sdk import environ
 ROOT = Path(__file__).parents[3]
 
 
-def emulator_or_skip():
+def emulator_or_skip(runtime="namespaces"):
     try:
-        return ModalEmulator()
+        return ModalEmulator(runtime=runtime)
     except Unavailable as reason:
         pytest.skip(str(reason))
 
 
 async def program(*options):
     """Started by hand, as another process would find it; gives it and the environment it prints."""
-    emulator_or_skip()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "emulators.modal", *options,
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
@@ -50,9 +49,17 @@ async def sandbox_of(exports, **options):
             await client._close.aio()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-async def test_sandboxes_die_with_the_emulator_however_it_ends(end, tmp_path):
-    emulator, exports = await program("--create-delay", "0.1")
+WAYS = [
+    pytest.param(signal.SIGTERM, "namespaces", id="terminated"),
+    pytest.param(signal.SIGKILL, "namespaces", id="killed"),
+    pytest.param(signal.SIGKILL, "gvisor", id="killed-gvisor", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("end", "runtime"), WAYS)
+async def test_sandboxes_die_with_the_emulator_however_it_ends(end, runtime, tmp_path):
+    emulator_or_skip(runtime)
+    emulator, exports = await program(*(["--gvisor"] if runtime == "gvisor" else []), "--create-delay", "0.1")
     sandbox = await sandbox_of(exports)
     alive = [os.pidfd_open(pid) for pid in processes(Namespaces(tmp_path, sandbox.object_id))]
     emulator.send_signal(end)

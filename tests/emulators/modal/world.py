@@ -63,7 +63,10 @@ class World:
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
     ended: list[Sandbox] = field(default_factory=list)
     """Those the server has forgotten."""
-    tokens: Tokens = field(default_factory=Tokens)
+    router_tokens: Tokens = field(default_factory=Tokens)
+    """For the workers."""
+    auth_tokens: Tokens = field(default_factory=Tokens)
+    """For V2 calls of the control plane, beside the credentials."""
     replies: dict[tuple[str, str], Any] = field(default_factory=dict)
     """Answers to calls that are done once however often they are sent."""
     calls: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -101,8 +104,11 @@ class World:
         given = (metadata.get("x-modal-token-id"), metadata.get("x-modal-token-secret"))
         if not self.accepts_credentials or given != self.credentials:
             raise error(Status.UNAUTHENTICATED, "Token validation failed.")
+        auth_token = metadata.get("x-modal-auth-token")
+        if auth_token and not self.auth_tokens.valid(auth_token):
+            raise error(Status.UNAUTHENTICATED, "Auth token is invalid or expired.")
 
     def check_router_token(self, metadata: Any) -> None:
         """Of a call to a worker."""
-        if not self.tokens.valid((metadata.get("authorization") or "").removeprefix("Bearer ")):
+        if not self.router_tokens.valid((metadata.get("authorization") or "").removeprefix("Bearer ")):
             raise error(Status.UNAUTHENTICATED, "invalid or expired token")
