@@ -173,11 +173,13 @@ async def test_no_relay_is_left_by_a_client_that_dies_by_sigkill():
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        client.stdin.write(host.token.encode() + b"\n")
-        assert await client.stdout.readline() == b"connected\n"
-        assert len(host.relays()) == 2
-        client.kill()
-        await client.wait()
+        try:
+            client.stdin.write(host.token.encode() + b"\n")
+            assert await client.stdout.readline() == b"connected\n"
+            assert len(host.relays()) == 2
+        finally:
+            client.kill()
+            await client.wait()
         await eventually(lambda: set(host.relays()) == before)
         assert (await box.exec("echo unharmed")).output == "unharmed\n"
 
