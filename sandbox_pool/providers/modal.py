@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import modal
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 CREATES_PER_S = 4.0
 """Modal refuses more than 5 creates per second of a workspace unless something else was agreed."""
-SCRATCH = "/var/hermes-rl"
+SCRATCH = Path("/var")
 Records = list[HostRecord]
 
 
@@ -175,7 +176,7 @@ class ModalProvider:
         variables = {
             "HRL_BIND": "0.0.0.0" if self._tunnelled else "127.0.0.1",
             "HRL_PORT": options.port,
-            "HRL_SCRATCH": SCRATCH,
+            "HRL_SCRATCH": (context.scratch_dir or SCRATCH) / "hermes-rl",
             "HRL_SERVER_SHA256": sha256,
             "HRL_TOKEN_SHA256": token_hash(context.token(name)),
             "HRL_LOAD_S": f"{options.ready_timeout_s:g}",
