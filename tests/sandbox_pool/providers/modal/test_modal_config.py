@@ -15,13 +15,6 @@ from support.cli_verb import run_verb
 from support.modal_place import SPEC, modal_provider, nothing_left
 from support.modal_sdk import environ
 
-WITHOUT_SDK = """
-import sys
-sys.modules["modal"] = None
-from environments.cli.main import main
-sys.exit(main())
-"""
-
 
 def command(*words):
     """`hermes-rl WORDS` in a process of its own; the emulator is in its environment."""
@@ -64,13 +57,6 @@ def test_an_option_that_cannot_be_is_a_usage_error_in_one_sentence(option, said,
     with pytest.raises(UsageError) as refused:
         run_verb("pool", "check", "--provider", "modal", "--option", option, "--state-dir", str(tmp_path))
     assert said in str(refused.value)
-
-
-def test_without_the_sdk_the_command_says_how_to_get_it(tmp_path):
-    words = ["pool", "check", "--provider", "modal", "--state-dir", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-c", WITHOUT_SDK, *words], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install 'hermes-rl[modal]'" in done.stderr
 
 
 async def test_without_a_token_the_start_says_how_to_get_one(tmp_path):
