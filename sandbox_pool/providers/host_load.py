@@ -93,7 +93,9 @@ async def _connect(address: str, dial: Dial) -> tuple[asyncio.StreamReader, asyn
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            transport = await asyncio.wait_for(dial(protocol, address), CONNECT_S)
+            # Not wait_for: in Python 3.11 that loses a cancellation which comes together with an error.
+            async with asyncio.timeout(CONNECT_S):
+                transport = await dial(protocol, address)
             return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         except ssl.SSLCertVerificationError as error:
             raise HostStartFailed(f"{address} is not to be trusted: {error}") from error

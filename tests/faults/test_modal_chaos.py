@@ -12,6 +12,7 @@ from sandbox_pool.gc import collect_orphans
 from sandbox_pool.journal import Journal
 from sandbox_pool.owner import this_process
 from support.modal_place import emulated_modal, modal_config, nothing_left
+from support.pool_wait import eventually
 
 AT_ONCE = 8
 HANGS_S = 100.0
@@ -93,15 +94,20 @@ async def one(pool, number, dice, outcomes):
         outcomes["done"] += 1
 
 
+def others():
+    """Tasks of this loop besides the test's own."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
 @pytest.mark.parametrize(
     ("operations", "path"),
     [
-        (60, "tunnel"),
-        pytest.param(500, "tunnel", marks=[pytest.mark.slow, pytest.mark.timeout(1500)]),
-        pytest.param(500, "exec", marks=[pytest.mark.slow, pytest.mark.timeout(1500)]),
+        (40, "tunnel"),
+        pytest.param(500, "tunnel", marks=pytest.mark.slow),
+        pytest.param(500, "exec", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 async def test_under_random_faults_nothing_leaks_nothing_hangs_and_every_failure_is_typed(tmp_path, operations, path):
     dice, outcomes, gate = random.Random(operations), collections.Counter(), asyncio.Semaphore(AT_ONCE)
     async with emulated_modal(seed=operations) as modal:
@@ -124,6 +130,7 @@ async def test_under_random_faults_nothing_leaks_nothing_hangs_and_every_failure
         assert report.left == 0, [action.text() for action in report.actions]
         journal.close()
         await nothing_left(modal)
+        await eventually(lambda: not others())
         print(dict(outcomes), "sandboxes", len(modal.sandboxes), "collected", len(report.actions))
     assert sum(outcomes.values()) == operations
     assert outcomes["done"] > operations / 5

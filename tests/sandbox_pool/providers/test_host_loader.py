@@ -138,6 +138,19 @@ async def test_what_keeps_the_server_from_serving_reaches_the_pool(loader):
         await bring_to_life("one", f"tcp:127.0.0.1:{loader.port}", TOKEN, PROGRAM)
 
 
+async def test_whoever_cancels_the_loading_of_a_host_is_obeyed_at_any_moment():
+    async def refuse(protocol, address):
+        raise ConnectionRefusedError
+
+    for steps in range(12):
+        task = asyncio.create_task(bring_to_life("one", "tcp:nowhere:1", TOKEN, PROGRAM, refuse))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled(), f"cancelled after {steps} steps it went on"
+
+
 async def test_the_port_is_free_again_when_it_ended(loader):
     await loader.start(load_s="0.3")
     await loader.ended()
