@@ -20,7 +20,7 @@ from agent_loop.model import ContextTooLong, Sampling
 from agent_loop.records import RolloutRecord
 from agent_loop.verify import Report
 from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
-from support.tokens_cpu import chatty_rollouts, loop_rollouts, one_slot, require_cpu_model
+from support.tokens_cpu import chatty_rollouts, loop_rollouts, one_slot, require_cpu_model, several_slots
 
 TIGHT = 0.02
 
@@ -78,16 +78,18 @@ async def test_the_model_confirms_its_rollouts_and_contradicts_faults():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_the_model_confirms_50_rollouts_at_300_positions_within_two_hundredths():
-    async with one_slot(f16=True) as model:
-        records = await chatty_rollouts(model, 50)
+async def test_the_model_confirms_50_rollouts_of_the_loop_at_300_positions_within_two_hundredths():
+    async with several_slots(f16=True) as model:
+        records = await loop_rollouts(model, 50)
+        assert sum(len(record.truncations) for _, record in records) >= 25
+        assert sum(len(record.tool_calls) for _, record in records) >= 100
         await check_exact(model, records, 300)
         await check_faults(model, records)
 
 
 @pytest.mark.timeout(600)
 async def test_rollouts_of_the_real_model_through_the_loop_are_exact():
-    async with one_slot(f16=True) as model:
+    async with several_slots(f16=True) as model:
         records = await loop_rollouts(model, 2)
         assert_sound(records)
         assert (await confirm_on(model, records, 12)).violation is None
