@@ -60,11 +60,12 @@ async def check_exact(model: CpuModel, records, positions: int) -> None:
     print(f"mean {confirmation.mean:.4f}, largest {confirmation.largest.size:.4f}")
 
 
-async def check_faults(model: CpuModel, records) -> None:
+async def check_faults(model: CpuModel, records, rollouts: int = 3) -> None:
     """The model contradicts each fault that is consistent in itself, put into a few rollouts."""
-    chosen = [(line, record) for line, record in records if follows_itself(record)][:3]
+    chosen = [(line, record) for line, record in records if follows_itself(record)][:rollouts]
     for fault in CONSISTENT_FAULTS:
-        confirmation = await confirm_on(model, [(line, corrupted(record, fault)) for line, record in chosen], 45)
+        broken = [(line, corrupted(record, fault)) for line, record in chosen]
+        confirmation = await confirm_on(model, broken, 15 * rollouts)
         assert confirmation.violation is not None, fault.__name__
 
 
@@ -82,9 +83,9 @@ async def test_the_model_confirms_50_rollouts_of_the_loop_at_300_positions_withi
     async with several_slots(f16=True) as model:
         records = await loop_rollouts(model, 50)
         assert sum(len(record.truncations) for _, record in records) >= 25
-        assert sum(len(record.tool_calls) for _, record in records) >= 100
+        assert sum(len(record.tool_calls) for _, record in records) >= 50
         await check_exact(model, records, 300)
-        await check_faults(model, records)
+        await check_faults(model, records, rollouts=6)
 
 
 @pytest.mark.timeout(600)
