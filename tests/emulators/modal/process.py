@@ -40,6 +40,10 @@ class Spool:
         self._ended = True
         self._wake()
 
+    def close(self) -> None:
+        """Nobody will read it any longer."""
+        self._file.close()
+
     def _wake(self) -> None:
         old, self._changed = self._changed, asyncio.Event()
         old.set()
@@ -93,6 +97,7 @@ class Process:
         self._popen: subprocess.Popen[bytes] | None = None
         self._stdin: int | None = None
         self._writing = asyncio.Lock()
+        self._followed: set[int] = set()
 
     @property
     def pid(self) -> int:
@@ -136,7 +141,13 @@ class Process:
             spool.end()
             return
         os.set_blocking(fd, False)
+        self._followed.add(fd)
         asyncio.get_running_loop().add_reader(fd, self._read, fd, spool)
+
+    def _unfollow(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        self._followed.discard(fd)
 
     def _read(self, fd: int, spool: Spool) -> None:
         try:
@@ -149,8 +160,7 @@ class Process:
         if data:
             spool.feed(data)
             return
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
+        self._unfollow(fd)
         spool.end()
 
     def _reap(self, exited: int) -> None:
@@ -193,6 +203,14 @@ class Process:
         """End it and its process group."""
         if self._popen is not None and self.code is None:
             os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of what it put out; it has ended."""
+        self._close_stdin()
+        for fd in list(self._followed):
+            self._unfollow(fd)
+        self.out.close()
+        self.err.close()
 
     def status(self) -> dict[str, int]:
         """How it ended, as the router says it; empty while it runs."""

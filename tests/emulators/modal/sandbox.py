@@ -149,6 +149,11 @@ class Sandbox:
         await asyncio.to_thread(shutil.rmtree, self.backend.folder, ignore_errors=True)
         self.ended.set()
 
+    def close(self) -> None:
+        """Let go of all output; it has ended."""
+        for process in (self.entry, *self.execs.values()):
+            process.close()
+
     def cut_tunnels(self) -> None:
         """Break every open connection."""
         for tunnel in self._open_tunnels:

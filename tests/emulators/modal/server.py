@@ -127,6 +127,8 @@ class ModalEmulator:
         await asyncio.gather(*ends)
         for server in servers:
             server.close()
+        for sandbox in self.sandboxes:
+            sandbox.close()
 
     # How clients reach it.
 
