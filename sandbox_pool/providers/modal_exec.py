@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import time
 from dataclasses import dataclass, field
@@ -40,7 +41,11 @@ from sandbox_pool.providers.modal_transport import ExecTimes, ExecTransport, say
 if TYPE_CHECKING:
     import modal
 
+log = logging.getLogger(__name__)
+
 SCHEME = "exec:"
+ABANDON_S = 15.0
+"""How long an exec that nobody waits for any more may take to start, so that it can be told to end."""
 CONNECT_S = 3.0
 """How long a relay waits for somebody to listen: the loader, a sandbox's first process, may still be starting."""
 
@@ -136,12 +141,20 @@ class ExecPath:
                 transport.abort()
         ends = [task for task in list(self._ends) if task.get_loop() is here]
         if ends:
-            await asyncio.wait(ends, timeout=2 * self.times.close_s)
+            _, late = await asyncio.wait(ends, timeout=2 * self.times.close_s)
+            for task in late:
+                task.cancel()
 
 
 async def _abandon(starting: asyncio.Future[modal.container_process.ContainerProcess]) -> None:
     """Nobody waits for this exec any more. Should even this fail, the relay's own patience ends it."""
     import modal
 
-    with contextlib.suppress(modal.exception.Error, OSError):
-        await say_end(await starting)
+    try:
+        async with asyncio.timeout(ABANDON_S):
+            with contextlib.suppress(modal.exception.Error, OSError):
+                await say_end(await starting)
+    except TimeoutError:
+        log.info("an exec that nobody waits for was not answered in %g s", ABANDON_S)
+    finally:
+        starting.cancel()

@@ -21,6 +21,7 @@ def command(*words):
     return subprocess.run([sys.executable, "-m", "environments.cli.main", *words], capture_output=True, text=True)
 
 
+@pytest.mark.timeout(300)
 async def test_the_shipped_config_runs_as_it_is(modal, tmp_path):
     words = ("modal/terminal_tasks", "--out", str(tmp_path / "out"), "--env.pool.state_dir", str(tmp_path / "state"))
     done = await asyncio.to_thread(command, "process", *words, "--env.total_steps", "1")
