@@ -45,10 +45,11 @@ def let_calls_fail(modal):
     modal.faults.delay("Sandbox*", before_s=0.2, probability=0.1)
 
 
-async def break_sandboxes(modal, dice):
-    """Now and then a worker dies, is cut off, or the account is refused for a moment."""
+async def break_sandboxes(modal, dice, finished):
+    """A little after each operation that went well a worker dies, is cut off, or the account is refused for a while."""
     while True:
-        await asyncio.sleep(dice.uniform(0.1, 0.8))
+        await finished.acquire()
+        await asyncio.sleep(dice.uniform(0, 0.5))
         kind = dice.choice(["preempt", "forget", "cut", "refuses", "hangs", "credentials", "capacity"])
         if kind == "credentials":
             modal.accept_credentials(False)
@@ -77,7 +78,7 @@ async def operation(pool, number, dice):
         assert await box.read_file("g") == b"x" * 100_000
 
 
-async def one(pool, number, dice, outcomes):
+async def one(pool, number, dice, outcomes, finished):
     task = asyncio.create_task(operation(pool, number, dice))
     cancelled = dice.random() < 0.15
     try:
@@ -93,6 +94,7 @@ async def one(pool, number, dice, outcomes):
         outcomes[type(error).__name__] += 1
     else:
         outcomes["done"] += 1
+        finished.release()
 
 
 def others():
@@ -111,14 +113,15 @@ def others():
 @pytest.mark.timeout(1800)
 async def test_under_random_faults_nothing_leaks_nothing_hangs_and_every_failure_is_typed(tmp_path, operations, path):
     dice, outcomes, gate = random.Random(operations), collections.Counter(), asyncio.Semaphore(AT_ONCE)
+    finished = asyncio.Semaphore(0)
     async with emulated_modal(seed=operations) as modal:
         let_calls_fail(modal)
         async with SlotPool.from_config(modal_config(tmp_path, {**OPTIONS, "data_path": path}, **POOL)) as pool:
-            breaking = asyncio.create_task(break_sandboxes(modal, dice))
+            breaking = asyncio.create_task(break_sandboxes(modal, dice, finished))
 
             async def gated(number):
                 async with gate:
-                    await one(pool, number, random.Random(number), outcomes)
+                    await one(pool, number, random.Random(number), outcomes, finished)
 
             await asyncio.gather(*map(gated, range(operations)))
             breaking.cancel()
@@ -136,4 +139,4 @@ async def test_under_random_faults_nothing_leaks_nothing_hangs_and_every_failure
         assert others() == set()
         print(dict(outcomes), "sandboxes", len(modal.sandboxes), "collected", len(report.actions))
     assert sum(outcomes.values()) == operations
-    assert outcomes["done"] > operations / 5
+    assert outcomes["done"] > operations / 10
