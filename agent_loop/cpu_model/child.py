@@ -6,22 +6,12 @@ standard input closes. The kernel kills it when the owner dies without closing a
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with(owner: int) -> None:
-    """Ask the kernel for SIGKILL when the owner goes; ends at once when it is gone already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner:
-        sys.exit(1)
-
+from agent_loop.cpu_model.tie import die_with
 
 def build_params(options: dict[str, Any]) -> Any:
     """llama.cpp's parameters for these options."""
@@ -37,6 +27,8 @@ def build_params(options: dict[str, Any]) -> Any:
     params.n_threads_http = options["parallel"] + 4
     params.warmup = False
     params.cache_ram_mib = 0
+    if options.get("alias"):
+        params.model_alias = {options["alias"]}
     if options.get("lora"):
         adapter = xllamacpp.CommonAdapterLoraInfo()
         adapter.path, adapter.scale = options["lora"], 1.0
