@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_loop.cpu_model.tie import die_with
 
+
 def build_params(options: dict[str, Any]) -> Any:
     """llama.cpp's parameters for these options."""
     import xllamacpp

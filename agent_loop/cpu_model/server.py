@@ -96,6 +96,13 @@ class CpuModel:
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
+    async def ended(self) -> str:
+        """Wait for the end of the server; its last words."""
+        if self._process is None:
+            return ""
+        await self._process.wait()
+        return self._last_words() if self._log is not None else ""
+
     async def _start(self) -> None:
         _require_llamacpp()
         options = {

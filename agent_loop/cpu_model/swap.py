@@ -146,6 +146,14 @@ class SwappableModel:
             self._end_later(old)
             await self.open()
 
+    async def lost(self) -> str:
+        """Wait until the server that answers ends by itself, which it never should; its last words."""
+        while True:
+            model = self.model
+            words = await model.ended()
+            if model is self._model:
+                return words
+
     def stats(self) -> dict[str, Any]:
         """Figures of both lanes since the start."""
         return {"version": self.version, "train": asdict(self._train.stats), "eval": asdict(self._eval.stats)}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent_loop.cpu_model.child import die_with
+from agent_loop.cpu_model.tie import die_with
 from agent_loop.cpu_model.weights import cache_dir
 from environments.reference_trainer.settings import TrainerJob
 from environments.reference_trainer.stopping import Stop
