@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -62,6 +63,13 @@ class BoardShow:
     def evaluating(self, done: int, total: int) -> None:
         """How far the evaluation is."""
         self._evaluation = f": {done} of {total} tasks"
+
+    def end(self, lines: Sequence[str]) -> None:
+        """Below the board, which stays as it was."""
+        self._status, self._evaluation = "", ""
+        self._live.stop()
+        for line in lines:
+            self._console.print(Text(line))
 
     def _render(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -26,7 +26,7 @@ from environments.learn.evaluator import Evaluator, open_evaluator
 from environments.learn.figures import RolloutTail, success
 from environments.learn.folder import RunFolder
 from environments.learn.plan import LearnPlan
-from environments.learn.report import write_report
+from environments.learn.report import verdict, write_report
 from environments.learn.show import Show
 from environments.runs.store import write_whole
 
@@ -71,12 +71,13 @@ class LearnRun:
                     self._show.say("stopping: taking everything down")
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
+                    await self._end(f"Interrupted; `--resume` goes on after step {self._folder.saved_step or 0}.")
                     return INTERRUPTED
                 work.result()
+                await self._end("")
                 return 0
             finally:
                 stopping.cancel()
-                await self._write_report()
 
     async def _work(self) -> None:
         plan, folder = self._plan, self._folder
@@ -136,7 +137,7 @@ class LearnRun:
                     raise LearnFailed(f"llama.cpp ended by itself: {model_lost.result()[-300:] or 'it said nothing'}")
                 for task in [task for task in ends if task.done()]:
                     child, code = ends.pop(task), task.result()
-                    if child is trainer and code == 0:
+                    if child is trainer and (code == 0 or self._ending is not None):
                         return
                     if not (child is serve and code == 0 and await self._all_batches_taken()):
                         raise LearnFailed(self._obituary(child, code))
@@ -186,10 +187,11 @@ class LearnRun:
         entry["elapsed_s"] = self._clock.elapsed_s
         self._folder.add(entry)
         self._show.event(entry)
-        if step >= self._last_step and self._ending is None and self._trainer is not None:
-            self._ending = asyncio.create_task(self._trainer.stop())
-        elif step < self._last_step:
+        if step < self._last_step:
             self._show.say(f"sampling for step {step + 1}")
+        elif step < self._plan.config.trainer.steps and self._ending is None and self._trainer is not None:
+            self._show.say("the time is up")
+            self._ending = asyncio.create_task(self._trainer.stop())
 
     async def _before_open(self, version: str) -> None:
         try:
@@ -239,6 +241,14 @@ class LearnRun:
         self._show.event(entry)
         await self._write_report()
         return float(entry["duration_s"])
+
+    async def _end(self, why: str) -> None:
+        await self._write_report()
+        folder = self._folder
+        lines = [why, verdict(folder.entries), f"curves and examples: {folder.report}"]
+        if folder.saved_step:
+            lines.append(f"use the weights: hermes-rl evaluate --adapter {folder.path / 'adapter.gguf'}")
+        self._show.end([line for line in lines if line])
 
     async def _write_report(self) -> None:
         if self._folder.entries:

@@ -32,6 +32,9 @@ class Show(Protocol):
     def evaluating(self, done: int, total: int) -> None:
         """Tasks of the evaluation that are finished."""
 
+    def end(self, lines: Sequence[str]) -> None:
+        """What came of it; said last."""
+
 
 class JsonShow:
     """One JSON object per line."""
@@ -57,6 +60,10 @@ class JsonShow:
     def evaluating(self, done: int, total: int) -> None:
         """As an event of its own."""
         self.event({"event": "evaluating", "done": done, "total": total})
+
+    def end(self, lines: Sequence[str]) -> None:
+        """As an event of its own."""
+        self.event({"event": "end", "lines": list(lines)})
 
 
 class PlainShow:
@@ -86,6 +93,11 @@ class PlainShow:
         """A line, unless one was written a moment ago."""
         if time.monotonic() - self._last_s >= self._every_s:
             self.say(f"evaluating: {done} of {total} tasks")
+
+    def end(self, lines: Sequence[str]) -> None:
+        """As they are."""
+        self._out.write("".join(f"{line}\n" for line in lines))
+        self._out.flush()
 
 
 def show_for(as_json: bool, out: TextIO | None = None) -> Show:

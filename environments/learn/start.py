@@ -33,6 +33,6 @@ def load_plan(
 
 def learn(plan: LearnPlan, show: Show) -> int:
     """Run it; the exit code."""
-    # The metrics of each step are on the board and in metrics.jsonl: no log lines between them.
-    logging.getLogger("environments").setLevel(logging.WARNING)
+    # What happens is on the board and in metrics.jsonl: no log lines between them.
+    logging.getLogger("environments").setLevel(logging.ERROR)
     return asyncio.run(LearnRun(plan, show).run())
