@@ -25,6 +25,8 @@ def build_params(options: dict[str, Any]) -> Any:
     params.n_parallel = options["parallel"]
     params.n_ctx = options["context_tokens"] * options["parallel"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    if options.get("poll") is not None:
+        params.cpuparams.poll = params.cpuparams_batch.poll = options["poll"]
     params.n_threads_http = options["parallel"] + 4
     params.warmup = False
     params.cache_ram_mib = 0

@@ -16,7 +16,12 @@ TRAINER = Path(__file__).with_name("learn_trainer.py")
 
 
 def tiny_config(path: Path, **trainer: Any) -> Path:
-    """Two groups of two a step, a few tokens each, one held-out task."""
+    """A random model of bytes, two groups of two a step, a few tokens each, one held-out task."""
+    from support.tiny_llama import write_tiny_llama
+
+    model = path.parent / "tiny.gguf"
+    if not model.exists():
+        write_tiny_llama(model)
     env = {
         "group_size": 2,
         "levels": [0],
@@ -24,18 +29,23 @@ def tiny_config(path: Path, **trainer: Any) -> Path:
         "disabled_toolsets": ["process"],
         "tools_in_prompt": False,
         "max_agent_turns": 1,
-        "max_token_length": 256,
-        "max_tokens_per_turn": 4,
+        "system_prompt": "Use the shell.",
+        "max_token_length": 500,
+        "max_tokens_per_turn": 12,
         "max_batches_offpolicy": 1,
         "ensure_scores_are_not_same": False,
         "status_poll_s": 0.05,
         "limits": {"rollout_timeout_s": 1800},
         "pool": {"slots_per_host": 8, "max_hosts": 1, "state_dir": str(path.parent / "state")},
     }
+    options = {"model": str(model), "context_tokens": 512, "parallel": 2, "threads": 1}
     config = {
         "environment": "terminal_tasks",
         "env": env,
-        "openai": {"server_type": "cpu-model", "options": {"context_tokens": 256, "parallel": 2, "threads": 1}},
+        "openai": {
+            "server_type": "cpu-model",
+            "options": {"model": str(model), "context_tokens": 512, "parallel": 2, "threads": 1},
+        },
         "learn": {"eval_every": 0, "eval_items": 1, "eval_samples": 2},
         "trainer": {"groups_per_step": 2, **trainer},
     }

@@ -57,48 +57,48 @@ def gone(pids: list[int]) -> bool:
     return not any(map(alive, pids))
 
 
-def test_a_run_is_stored_goes_on_where_it_stopped_and_its_first_batch_can_be_had_again(start, tmp_path):
-    first = start("one", steps=1)
-    assert first.end() == 0, first.said()
+def test_an_interrupted_run_goes_on_and_two_runs_of_one_seed_sample_the_same_first_batch(start, tmp_path):
+    stopped = start("one", steps=50)
+    stopped.until("step", 1)
+    children = stopped.children()
+    assert len(children) >= 4
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.end() == 130, stopped.said()
+    assert "`--resume` goes on after step" in stopped.events[-1]["lines"][0]
+    assert gone(children)
     out = tmp_path / "one"
-    assert [(e["event"], e["step"]) for e in read_entries(out)] == [("evaluation", 0), ("evaluation", 1), ("step", 1)]
-    assert {c.weights_version for r in records(out / "evaluations" / "step-1.jsonl") for c in r.sampled_calls} == {"1"}
-    batch = sampled(out / "rollouts.jsonl", "0")
-    assert len(batch) == 4
+    steps = [entry["step"] for entry in read_entries(out) if entry["event"] == "step"]
     assert "<svg" in (out / "report.html").read_text()
 
-    resumed = start("one", "--resume", steps=2)
+    resumed = start("one", "--resume", steps=steps[-1] + 1)
     assert resumed.end() == 0, resumed.said()
-    assert [(e["event"], e["step"]) for e in read_entries(out)][3:] == [("evaluation", 2), ("step", 2)]
-    assert sampled(out / "rollouts.jsonl", "0") == batch
-    later = {r.item_id for r in records(out / "rollouts.jsonl")[4:]}
+    entries = [(entry["event"], entry["step"]) for entry in read_entries(out)]
+    last = steps[-1] + 1
+    assert sorted(entries) == sorted(
+        [("evaluation", 0), *(("step", n) for n in range(1, last + 1)), ("evaluation", last)]
+    )
+    evaluated = records(out / "evaluations" / f"step-{last}.jsonl")
+    assert {call.weights_version for record in evaluated for call in record.sampled_calls} == {str(last)}
+    batch = sampled(out / "rollouts.jsonl", "0")
+    assert len(batch) == 4
+    later = {item for item, *_ in sampled(out / "rollouts.jsonl", str(steps[-1]))}
     assert later
     assert later.isdisjoint(item for item, *_ in batch)
 
-    again = start("again", steps=1)
-    assert again.end() == 0, again.said()
-    assert sampled(tmp_path / "again" / "rollouts.jsonl", "0") == batch
-
-
-def test_a_lost_part_ends_the_run_with_one_sentence_and_leaves_no_process(start):
-    run = start("dies", steps=2, die_at=2)
-    run.until("step", 1)
-    children = run.children()
-    assert len(children) >= 4
-    assert run.end() == 1
-    sentence = run.said().strip().splitlines()[-1]
+    lost = start("dies", steps=2, die_at=2)
+    lost.until("step", 1)
+    children = lost.children()
+    assert lost.end() == 1
+    sentence = lost.said().strip().splitlines()[-1]
     assert sentence.startswith("hermes-rl: the trainer ended with exit code 3: the batch tastes bad")
     assert gone(children)
+    assert sampled(tmp_path / "dies" / "rollouts.jsonl", "0") == batch
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_leaves_no_process(start, number):
-    run = start("stopped", steps=50)
+def test_a_killed_run_leaves_no_process(start):
+    run = start("killed", steps=50)
     run.until("step", 1)
     children = run.children()
-    os.kill(run.process.pid, number)
-    code = run.end()
-    if number == signal.SIGTERM:
-        assert code == 130
-        assert "`--resume` goes on after step" in run.events[-1]["lines"][0]
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.end()
     assert gone(children)
