@@ -30,6 +30,8 @@ def build_params(options: dict[str, Any]) -> Any:
     params.n_threads_http = options["parallel"] + 4
     params.warmup = False
     params.cache_ram_mib = 0
+    if options.get("state_folder"):
+        params.slot_save_path, params.endpoint_slots = options["state_folder"], True
     if options.get("alias"):
         params.model_alias = {options["alias"]}
     if options.get("lora"):

@@ -45,11 +45,12 @@ class CpuModel:
         cache: Path | None = None,
         chat_template: str | None = None,
         version: str | None = None,
+        state_folder: str | None = None,
     ) -> None:
         """`context_tokens` is the context of each of the `parallel` slots; `lora` is a GGUF adapter.
 
         `weights` is the type its matrices are served in: Q8_0, F16, F32, or as they are in the file. With a `version`
-        each answer's `model` is NAME@VERSION.
+        each answer's `model` is NAME@VERSION. In `state_folder` the server may save the state of its slots.
 
         llama.cpp's threads wait for each other by spinning: where other processes want the cores too, one thread is
         several times as fast as two (measured: 4.7 s against 26 s for 30 tokens under load). `poll` is how eagerly they
@@ -57,7 +58,7 @@ class CpuModel:
         """
         self._model, self._cache = Path(model) if model else None, cache
         self._weights = "F16" if f16 and weights == AS_IS else weights
-        self._version = version
+        self._version, self._state_folder = version, state_folder
         self._context_tokens, self._parallel = context_tokens, parallel
         self._threads = threads or os.cpu_count() or 1
         self._poll = poll
@@ -117,6 +118,7 @@ class CpuModel:
             "threads": self._threads,
             "poll": self._poll,
             "lora": str(self._lora) if self._lora else None,
+            "state_folder": self._state_folder,
             "alias": f"{self.path.stem}@{self._version}" if self._version is not None else None,
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _stop

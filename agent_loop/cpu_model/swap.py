@@ -3,9 +3,9 @@
 `async with SwappableModel(weights="Q8_0") as front:` serves llama.cpp's own API at `front.url`. What it adds:
 
 - `/completion` waits while the gate is closed; `/eval/completion` never does.
-- Requests of one group are merged (merge.py) and sent one merged request at a time, without the server's prompt cache:
-  their tokens depend on prompt, seed and weights alone, not on what was asked before or beside them. The evaluation
-  lane keeps the cache: faster, and repeatable only up to rounding.
+- Requests of one group are merged (merge.py) and sent one merged request at a time; instead of the server's prompt
+  cache, a beginning that all prompts share is read once (`share_prefix`): the tokens depend on prompt, seed and weights
+  alone, not on what was asked before or beside them. The evaluation lane keeps the cache: repeatable up to rounding.
 - `POST /control/pause`: closes the gate; answers when nothing is in flight.
 - `POST /control/weights {"adapter": PATH, "version": "7"}`: a new server with these weights takes over when the old
   one's last request is answered; then `before_open("7")` is awaited and the gate opens.
@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +31,9 @@ from aiohttp import web
 
 from agent_loop.backends.base import GROUP, GROUP_ID
 from agent_loop.cpu_model.gate import Gate
+from agent_loop.cpu_model.lane import Lane
 from agent_loop.cpu_model.merge import Merger
+from agent_loop.cpu_model.prefix import SharedPrefix
 from agent_loop.cpu_model.server import CpuModel, CpuModelError
 
 COMPLETION = "completion"
@@ -42,32 +45,12 @@ DROPPED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "con
 BeforeOpen = Callable[[str], Awaitable[None]]
 
 
-@dataclass
-class LaneStats:
-    """What one lane did."""
-
-    requests: int = 0
-    """As asked."""
-    sent: int = 0
-    """As sent to the server: merged ones count once."""
-    sampled_tokens: int = 0
-    read_tokens: int = 0
-    busy_s: float = 0.0
-
-
 class _Refused(Exception):
     """The server's own error answer, to be passed on as it is."""
 
     def __init__(self, status: int, payload: bytes) -> None:
         super().__init__(payload[:500].decode("utf-8", "replace"))
         self.status, self.payload = status, payload
-
-
-class _Lane:
-    """Training or evaluation: its gate and its figures."""
-
-    def __init__(self, gate: Gate, merger: Merger) -> None:
-        self.gate, self.merger, self.stats = gate, merger, LaneStats()
 
 
 class SwappableModel:
@@ -91,8 +74,9 @@ class SwappableModel:
         self._model: CpuModel | None = None
         # One at a time: what else is in the server's batch would change the last digits of a logprob.
         self._turn = asyncio.Semaphore(1)
-        self._train = _Lane(Gate(not held), Merger(parallel, group_wait_s))
-        self._eval = _Lane(Gate(True), Merger(parallel, group_wait_s))
+        self._train = Lane(Gate(not held), Merger(parallel, group_wait_s))
+        self._eval = Lane(Gate(True), Merger(parallel, group_wait_s))
+        self._prefix = SharedPrefix()
         self._swapping = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
@@ -107,13 +91,14 @@ class SwappableModel:
 
     async def __aenter__(self) -> Self:
         try:
-            self._model = await self._start(self._adapter, self.version)
-            self._stack.push_async_callback(self._stop_model)
+            self._stack.enter_context(self._prefix)
             no_limit = aiohttp.ClientTimeout(total=None, connect=30.0)
             connector = aiohttp.TCPConnector(limit=0)
             self._session = await self._stack.enter_async_context(
                 aiohttp.ClientSession(timeout=no_limit, connector=connector, auto_decompress=False)
             )
+            self._model = await self._start(self._adapter, self.version)
+            self._stack.push_async_callback(self._stop_model)
             for lane in (self._train, self._eval):
                 self._stack.push_async_callback(lane.merger.close)
             await self._listen()
@@ -131,6 +116,11 @@ class SwappableModel:
             await self._before_open(self.version)
         self._train.gate.open()
 
+    async def share_prefix(self, ids: Sequence[int]) -> None:
+        """What training prompts begin with. Call it while nothing is sampled."""
+        self._prefix.set(ids)
+        await self._prefix.read(self._to(self.model), self.version)
+
     async def swap(self, adapter: Path | None, version: str) -> None:
         """Serve these weights from now on; requests in flight are answered by the old ones."""
         async with self._swapping:
@@ -141,6 +131,8 @@ class SwappableModel:
             except BaseException:
                 await fresh.__aexit__()
                 raise
+            if version != self.version:
+                self._prefix.forget(self.version)
             old, self._model, self.version = self.model, fresh, version
             self._eval.gate.open()
             self._end_later(old)
@@ -159,7 +151,14 @@ class SwappableModel:
         return {"version": self.version, "train": asdict(self._train.stats), "eval": asdict(self._eval.stats)}
 
     async def _start(self, adapter: Path | None, version: str) -> CpuModel:
-        return await CpuModel(**self._options, lora=adapter, version=version).__aenter__()
+        folder = self._prefix.folder
+        model = await CpuModel(**self._options, lora=adapter, version=version, state_folder=folder).__aenter__()
+        try:
+            await self._prefix.read(self._to(model), version)
+        except BaseException:
+            await model.__aexit__()
+            raise
+        return model
 
     def _end_later(self, old: CpuModel) -> None:
         task = asyncio.create_task(old.__aexit__())
@@ -216,7 +215,7 @@ class SwappableModel:
     async def _on_eval(self, request: web.Request) -> web.Response:
         return await self._answer(request, self._eval)
 
-    async def _answer(self, request: web.Request, lane: _Lane) -> web.Response:
+    async def _answer(self, request: web.Request, lane: Lane) -> web.Response:
         path = request.match_info["path"]
         data = await request.read()
         try:
@@ -234,22 +233,22 @@ class SwappableModel:
         except (aiohttp.ClientError, ValueError) as error:
             return _error(502, f"the model server gave no answer: {error or type(error).__name__}")
 
-    async def _complete(self, body: Any, lane: _Lane) -> Any:
+    async def _complete(self, body: Any, lane: Lane) -> Any:
+        grouped = isinstance(body, dict) and bool(body.get(GROUP))
+
         async def send(merged: dict[str, Any]) -> Any:
             async with lane.gate.passing(self._turn):
+                if grouped and lane is self._train:
+                    await self._prefix.use(self._to(self.model), self.version, merged)
                 return await self._sample(merged, lane)
 
-        if isinstance(body, dict) and body.get(GROUP):
-            if lane is self._train:
-                body["cache_prompt"] = False
-            return await lane.merger.ask(body, send, lane.gate.opened)
-        return await send(body)
+        return await (lane.merger.ask(body, send, lane.gate.opened) if grouped else send(body))
 
-    async def _sample(self, body: dict[str, Any], lane: _Lane) -> Any:
+    async def _sample(self, body: dict[str, Any], lane: Lane) -> Any:
         body.pop(GROUP_ID, None)
         began = time.monotonic()
         try:
-            answer = await self._post(f"/{COMPLETION}", orjson.dumps(body))
+            answer = await self._post(self.model, f"/{COMPLETION}", body)
         finally:
             lane.stats.busy_s += time.monotonic() - began
         lane.stats.sent += 1
@@ -258,10 +257,13 @@ class SwappableModel:
         lane.stats.read_tokens += int(answers[0].get("timings", {}).get("prompt_n", 0)) if answers else 0
         return answer
 
-    async def _post(self, path: str, data: bytes) -> Any:
+    def _to(self, model: CpuModel) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
+        return partial(self._post, model)
+
+    async def _post(self, model: CpuModel, path: str, body: dict[str, Any]) -> Any:
         assert self._session is not None
         headers = {"Content-Type": "application/json"}
-        async with self._session.post(self.model.url + path, data=data, headers=headers) as response:
+        async with self._session.post(model.url + path, data=orjson.dumps(body), headers=headers) as response:
             payload = await response.read()
         if response.status >= 400:
             raise _Refused(response.status, payload)

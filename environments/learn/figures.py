@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_loop.cpu_model.prefix import common_prefix
 from agent_loop.records import RolloutRecord
 from environments.estimates import mean
 from environments.summary import summarize_slice
@@ -45,6 +46,12 @@ def evaluation_figures(records: Sequence[RolloutRecord], kinds: Mapping[str, str
         "lost": sum(not record.trainable for record in records),
         "by_kind": {kind: success(by_kind[kind]) for kind in sorted(by_kind)},
     }
+
+
+def shared_prompt(path: Path) -> list[int]:
+    """Token ids that all prompts of a rollouts.jsonl begin with: system prompt and examples. Blocking."""
+    records = [RolloutRecord.from_json(line) for line in path.read_bytes().splitlines()]
+    return common_prefix(record.sampled_calls[0].prompt_ids for record in records if record.sampled_calls)
 
 
 class RolloutTail:

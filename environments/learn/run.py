@@ -23,7 +23,7 @@ from environments.atropos.stops import Stop
 from environments.learn.children import Child
 from environments.learn.clock import Clock
 from environments.learn.evaluator import Evaluator, open_evaluator
-from environments.learn.figures import RolloutTail, success
+from environments.learn.figures import RolloutTail, shared_prompt, success
 from environments.learn.folder import RunFolder
 from environments.learn.plan import LearnPlan
 from environments.learn.report import verdict, write_report
@@ -95,6 +95,7 @@ class LearnRun:
             self._evaluator = await stack.enter_async_context(open_evaluator(plan.kind, plan.config, evaluation_server))
             if not resumed:  # a resumed trainer hands over its weights first
                 await front.open()
+            await front.share_prefix(await asyncio.to_thread(shared_prompt, folder.evaluation(0)))
             self._show.say("starting run-api, the trainer and the environment")
             await self._watch(front, *await self._start_children(stack, front, resumed))
 

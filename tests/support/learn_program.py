@@ -16,7 +16,7 @@ TRAINER = Path(__file__).with_name("learn_trainer.py")
 
 
 def tiny_config(path: Path, **trainer: Any) -> Path:
-    """A random model of bytes, two groups of two a step, a few tokens each, one held-out task."""
+    """A random model of bytes, two groups of two a step, a few tokens each, two held-out tasks."""
     from support.tiny_llama import write_tiny_llama
 
     model = path.parent / "tiny.gguf"
@@ -42,11 +42,8 @@ def tiny_config(path: Path, **trainer: Any) -> Path:
     config = {
         "environment": "terminal_tasks",
         "env": env,
-        "openai": {
-            "server_type": "cpu-model",
-            "options": {"model": str(model), "context_tokens": 512, "parallel": 2, "threads": 1},
-        },
-        "learn": {"eval_every": 0, "eval_items": 1, "eval_samples": 2},
+        "openai": {"server_type": "cpu-model", "options": options},
+        "learn": {"eval_every": 0, "eval_items": 2, "eval_samples": 2},
         "trainer": {"groups_per_step": 2, **trainer},
     }
     path.write_text(yaml.safe_dump(config))
