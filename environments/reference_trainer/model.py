@@ -96,19 +96,21 @@ def _shape(path: Path, reader: Any, first_layer: int) -> Shape:
 
 def logprobs(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, batch: Microbatch) -> Array:
     """[M]: log p(target | everything before it in its row). The vocabulary is touched only where a token is trained."""
-    states = _hidden(shape, weights, lora, scale, batch.prefix, batch.suffixes)
+    states = _hidden(shape, weights, lora, scale, batch)
     chosen = _rms_norm(states[batch.places], weights["norm"], shape.norm_epsilon)
     logits = chosen @ weights["output"].T
     of_targets = jnp.take_along_axis(logits, batch.targets[:, None], 1)[:, 0]
     return of_targets - jax.nn.logsumexp(logits, -1)
 
 
-def _hidden(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, prefix: Array, suffixes: Array) -> Array:
-    """[R * S, d]: states behind the last layer. Prefix and suffixes go through the linear maps as one long list."""
-    (shared,), (rows, length) = prefix.shape, suffixes.shape
-    positions = jnp.concatenate([jnp.arange(shared), jnp.tile(shared + jnp.arange(length), rows)])
+def _hidden(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, batch: Microbatch) -> Array:
+    """[P + B * S, d]: states behind the last layer. Prefix and segments go through the linear maps as one long list."""
+    shared, (_, length) = len(batch.prefix), batch.segments.shape
+    starts = shared + batch.parent_lengths
+    positions = jnp.concatenate([jnp.arange(shared), (starts[:, None] + jnp.arange(length)).reshape(-1)])
     angles = _angles(shape, positions)
-    states = weights["embedding"][jnp.concatenate([prefix, suffixes.reshape(-1)])]
+    hidden_keys = _hidden_keys(batch)
+    states = weights["embedding"][jnp.concatenate([batch.prefix, batch.segments.reshape(-1)])]
 
     def layer(states: Array, own: tuple[dict[str, Array], Lora | None]) -> tuple[Array, None]:
         matrices, adapters = own
@@ -123,7 +125,11 @@ def _hidden(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, pre
         query = _rotate(linear("attn_q", normed).reshape(-1, shape.heads, shape.head_width), angles)
         key = _rotate(linear("attn_k", normed).reshape(-1, shape.kv_heads, shape.head_width), angles)
         value = linear("attn_v", normed).reshape(-1, shape.kv_heads, shape.head_width)
-        states = states + linear("attn_output", _attention(shape, query, key, value, shared, rows))
+        query = query / np.sqrt(shape.head_width)
+        parts = [_segments_attention(query[shared:], key, value, batch, hidden_keys)]
+        if shared:
+            parts.insert(0, _prefix_attention(query[:shared], key[:shared], value[:shared]))
+        states = states + linear("attn_output", jnp.concatenate(parts))
         normed = _rms_norm(states, matrices["ffn_norm"], shape.norm_epsilon)
         gated = jax.nn.silu(linear("ffn_gate", normed)) * linear("ffn_up", normed)
         return states + linear("ffn_down", gated), None
@@ -131,32 +137,54 @@ def _hidden(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, pre
     if weights["lower"] is not None:
         states, _ = jax.lax.scan(layer, states, (weights["lower"], None))
     states, _ = jax.lax.scan(layer, states, (weights["upper"], lora))
-    return states[shared:]
+    return states
 
 
-def _attention(shape: Shape, query: Array, key: Array, value: Array, shared: int, rows: int) -> Array:
-    """Causal attention: the prefix sees itself; each row sees the prefix and itself. [P + R * S, heads * width]."""
-    heads, width = shape.kv_heads, shape.head_width
-    query = query.reshape(-1, heads, shape.heads // heads, width) / np.sqrt(width)
-    own_query = query[shared:].reshape(rows, -1, heads, shape.heads // heads, width)
-    own_key, own_value = (x[shared:].reshape(rows, -1, heads, width) for x in (key, value))
-    to_own = _causal(jnp.einsum("rskgd,rtkd->rkgst", own_query, own_key))
-    if not shared:
-        own = jnp.einsum("rkgst,rtkd->rskgd", jax.nn.softmax(to_own, -1), own_value)
-        return own.reshape(-1, shape.heads * width)
-    query, key, value = query[:shared], key[:shared], value[:shared]
-    among = jax.nn.softmax(_causal(jnp.einsum("pkgd,tkd->kgpt", query, key)), -1)
-    before = jnp.einsum("kgpt,tkd->pkgd", among, value)
-    to_prefix = jnp.einsum("rskgd,tkd->rkgst", own_query, key)
-    attention = jax.nn.softmax(jnp.concatenate([to_prefix, to_own], -1), -1)
-    own = jnp.einsum("rkgst,tkd->rskgd", attention[..., :shared], value)
-    own += jnp.einsum("rkgst,rtkd->rskgd", attention[..., shared:], own_value)
-    return jnp.concatenate([before.reshape(shared, -1), own.reshape(-1, shape.heads * width)])
+def _hidden_keys(batch: Microbatch) -> Array:
+    """[B, S, P + S + S]: -1e9 for the keys that a token must not see: of its parent's padding, and behind itself."""
+    shared, (count, length) = len(batch.prefix), batch.segments.shape
+    steps = jnp.arange(length)
+    of_parent = steps >= batch.parent_lengths[:, None, None]
+    of_own = steps > steps[:, None]
+    shapes = ((count, length, shared), (count, length, length), (count, length, length))
+    seen = (jnp.zeros((), bool), of_parent, of_own)
+    hidden = jnp.concatenate([jnp.broadcast_to(part, size) for part, size in zip(seen, shapes, strict=True)], -1)
+    return jnp.where(hidden, -1e9, 0.0)
 
 
-def _causal(scores: Array) -> Array:
-    length = scores.shape[-1]
-    return jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+def _prefix_attention(query: Array, key: Array, value: Array) -> Array:
+    """[P, heads * width]: each token of the prefix sees those before it."""
+    count, heads, width = key.shape
+    grouped = query.reshape(count, heads, -1, width)
+    causal = jnp.where(jnp.tril(jnp.ones((count, count), bool)), 0.0, -1e9)
+    attention = jax.nn.softmax(jnp.einsum("pkgd,tkd->kgpt", grouped, key) + causal, -1)
+    return jnp.einsum("kgpt,tkd->pkgd", attention, value).reshape(count, -1)
+
+
+def _segments_attention(query: Array, key: Array, value: Array, batch: Microbatch, hidden_keys: Array) -> Array:
+    """[B * S, heads * width]: each token sees the prefix, its segment's parent, and its segment up to itself.
+
+    Query heads that share a key head stand beside each other as if they were tokens: few, large matrix products."""
+    shared, (count, length) = len(batch.prefix), batch.segments.shape
+    heads, width = key.shape[1:]
+    grouped = query.reshape(count, length, heads, -1, width).transpose(2, 0, 3, 1, 4).reshape(heads, count, -1, width)
+
+    def split(keys: Array) -> tuple[Array, Array, Array]:
+        own = keys[shared:].reshape(count, length, heads, width).transpose(2, 0, 1, 3)
+        return keys[:shared].transpose(1, 0, 2), own[:, batch.parents], own
+
+    prefix_key, parent_key, own_key = split(key)
+    prefix_value, parent_value, own_value = split(value)
+    to_prefix = jnp.einsum("kbqd,ktd->kbqt", grouped, prefix_key)
+    to_parent = jnp.einsum("kbqd,kbtd->kbqt", grouped, parent_key)
+    to_own = jnp.einsum("kbqd,kbtd->kbqt", grouped, own_key)
+    scores = jnp.concatenate([to_prefix, to_parent, to_own], -1).reshape(heads, count, -1, length, shared + 2 * length)
+    attention = jax.nn.softmax(scores + hidden_keys[:, None], -1).reshape(heads, count, -1, shared + 2 * length)
+    on_prefix, on_parent, on_own = jnp.split(attention, (shared, shared + length), -1)
+    mixed = jnp.einsum("kbqt,ktd->kbqd", on_prefix, prefix_value)
+    mixed += jnp.einsum("kbqt,kbtd->kbqd", on_parent, parent_value)
+    mixed += jnp.einsum("kbqt,kbtd->kbqd", on_own, own_value)
+    return mixed.reshape(heads, count, -1, length, width).transpose(1, 3, 0, 2, 4).reshape(count * length, -1)
 
 
 def _angles(shape: Shape, positions: Array) -> tuple[Array, Array]:
