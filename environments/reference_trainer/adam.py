@@ -1,4 +1,4 @@
-"""Adam, as in the paper."""
+"""Adam, as in the paper; a gradient longer than `max_norm` is shortened to it first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from environments.reference_trainer.model import Array, Lora
 
@@ -21,27 +22,36 @@ class AdamState(NamedTuple):
 
 def new_adam(lora: Lora) -> AdamState:
     """Nothing seen yet."""
-    zeros = jax.tree.map(jnp.zeros_like, lora)
+    zeros = {name: {part: np.zeros_like(array) for part, array in parts.items()} for name, parts in lora.items()}
     return AdamState(zeros, zeros)
 
 
-def gradient_norm(gradient: Lora) -> Array:
-    """Euclidean length of all entries together."""
-    return jnp.sqrt(sum((entry * entry).sum() for entry in jax.tree.leaves(gradient)))
+def _add(one: Lora, other: Lora) -> Any:
+    return jax.tree.map(jnp.add, one, other)
 
 
 def _update(
-    lora: Lora, state: AdamState, gradient: Lora, updates: float, learning_rate: float, betas: tuple[float, float]
-) -> tuple[Lora, AdamState]:
+    lora: Lora,
+    state: AdamState,
+    gradient: Lora,
+    updates: float,
+    learning_rate: float,
+    betas: tuple[float, float],
+    max_norm: float | None,
+) -> tuple[Lora, AdamState, Array]:
+    norm = jnp.sqrt(sum((entry * entry).sum() for entry in jax.tree.leaves(gradient)))
+    if max_norm is not None:
+        gradient = jax.tree.map(lambda entry: entry * jnp.minimum(1, max_norm / norm), gradient)
     beta1, beta2 = betas
     mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, gradient)
     square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, gradient)
 
-    def moved(parameter: Array, m: Array, v: Array) -> Any:
+    def moved(parameter: Array, m: Array, v: Array) -> Array:
         return parameter - learning_rate * (m / (1 - beta1**updates)) / (jnp.sqrt(v / (1 - beta2**updates)) + EPSILON)
 
-    return jax.tree.map(moved, lora, mean, square), AdamState(mean, square)
+    return jax.tree.map(moved, lora, mean, square), AdamState(mean, square), norm
 
 
-adam_update = jax.jit(_update, static_argnames=("learning_rate", "betas"))
-"""(lora, state) after the `updates`-th update; counted from 1."""
+add_gradients = jax.jit(_add)
+adam_update = jax.jit(_update, static_argnames=("learning_rate", "betas", "max_norm"))
+"""(lora, state, norm of the gradient) after the `updates`-th update, counted from 1."""

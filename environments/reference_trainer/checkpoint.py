@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from environments.reference_trainer.adam import AdamState
@@ -72,4 +71,4 @@ def _fitting(path: Path, arrays: dict[str, Any], key: str, like: Any) -> Any:
             f"{path}: {key} is {shape}, the settings ask for {like.shape}; resume with the rank, first_layer and model "
             "it was started with, or start anew without resume"
         )
-    return jnp.asarray(found)
+    return found

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from environments.reference_trainer.adam import AdamState, adam_update, gradient_norm, new_adam
+from environments.reference_trainer.adam import AdamState, adam_update, add_gradients, new_adam
 from environments.reference_trainer.control import apply_control
 from environments.reference_trainer.lora import new_lora
 from environments.reference_trainer.loss import TokenSums, loss_and_gradient
@@ -87,16 +86,16 @@ class Learner:
             return State(step, state.updates, state.lora, state.adam), StepFigures(**figures)
         gradient, measured = self._gradient(state.lora, used, figures["tokens_trained"])
         updates = state.updates + 1
-        lora, adam = adam_update(
+        lora, adam, norm = adam_update(
             state.lora,
             state.adam,
-            self._limited(gradient, measured["gradient_norm"]),
+            gradient,
             float(updates),
             learning_rate=self.settings.learning_rate,
             betas=(self.settings.adam_beta1, self.settings.adam_beta2),
+            max_norm=self.settings.max_gradient_norm,
         )
-        jax.block_until_ready(lora)
-        return State(step, updates, lora, adam), StepFigures(**figures, **measured)
+        return State(step, updates, lora, adam), StepFigures(**figures, **measured, gradient_norm=float(norm))
 
     def _gradient(self, lora: Lora, rows: Sequence[Row], tokens: int) -> tuple[Lora, dict[str, Any]]:
         total: Lora | None = None
@@ -111,7 +110,7 @@ class Learner:
                 scale=self.scale,
                 ratio_cap=self.settings.ratio_cap,
             )
-            total = gradient if total is None else jax.tree.map(jax.numpy.add, total, gradient)
+            total = gradient if total is None else add_gradients(total, gradient)
             loss += float(part)
             sums.append(TokenSums(*map(float, measured)))
         assert total is not None
@@ -121,15 +120,7 @@ class Learner:
             "logprob_difference_max": max(s.difference_max for s in sums),
             "ratio_mean": sum(s.ratio for s in sums) / tokens,
             "clipped_share": sum(s.clipped for s in sums) / tokens,
-            "gradient_norm": float(gradient_norm(total)),
         }
-
-    def _limited(self, gradient: Lora, norm: float) -> Lora:
-        limit = self.settings.max_gradient_norm
-        if limit is None or norm <= limit:
-            return gradient
-        limited: Lora = jax.tree.map(lambda entry: entry * (limit / norm), gradient)
-        return limited
 
     def _staleness(self, state: State, row: Row) -> int:
         return 0 if row.oldest_version is None else state.step - row.oldest_version

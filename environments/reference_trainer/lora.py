@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 
 from environments.reference_trainer.model import LINEARS, Lora, Model
@@ -16,7 +15,7 @@ def new_lora(model: Model, rank: int, seed: int) -> Lora:
         layers, outputs, inputs = model.weights["upper"][name].shape
         random = rng.standard_normal((layers, rank, inputs)) / np.sqrt(inputs)
         adapter[name] = {
-            "a": jnp.asarray(random.astype(np.float32)),
-            "b": jnp.zeros((layers, outputs, rank), jnp.float32),
+            "a": random.astype(np.float32),
+            "b": np.zeros((layers, outputs, rank), np.float32),
         }
     return adapter

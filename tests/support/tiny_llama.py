@@ -87,7 +87,7 @@ def wire_group(
     versions: list[list[str]] | None = None,
     name: str = "g",
 ) -> dict[str, Any]:
-    """A group as it goes over the wire: a shared task, then `turns` sampled stretches with tool results between them."""
+    """A group as it goes over the wire: a shared task, then `turns` sampled stretches with tool results between."""
 
     def ids(low: int, high: int) -> list[int]:
         return [int(i) for i in rng.integers(len(SPECIAL), len(VOCABULARY), rng.integers(low, high))]

@@ -106,8 +106,13 @@ def push(api: Any, seed: int, version: int = 0) -> None:
         requests.post(api.url + "/scored_data", json=group, timeout=30).raise_for_status()
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return tmp_path_factory.mktemp("jax")
+
+
 @pytest.fixture
-def settings(api, front, model, tmp_path):
+def settings(api, front, model, compiled, tmp_path):
     return {
         "steps": 2,
         "groups_per_step": GROUPS,
@@ -119,7 +124,7 @@ def settings(api, front, model, tmp_path):
         "run_dir": tmp_path / "run",
         "run_api_url": api.url,
         "model_url": front.url,
-        "compilation_cache": tmp_path / "jax",
+        "compilation_cache": compiled,
     }
 
 
