@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sandbox_pool.connection import Connection, Header
+
+log = logging.getLogger(__name__)
 
 _FRAME = struct.Struct("!QQ")
 """Call number and length: an answer may be sent in several pieces."""
@@ -49,8 +53,15 @@ class Bridge:
             task.add_done_callback(self._calls.discard)
 
     async def _answer(self, number: int, line: bytes) -> None:
-        reply = await self._handler(line.rstrip(b"\n"))
-        self._answers.put_nowait(_FRAME.pack(number, len(reply)) + reply)
+        """Always answers: the program in the slot waits for it."""
+        reply = _failed("the call was cancelled")
+        try:
+            reply = await self._handler(line.rstrip(b"\n"))
+        except Exception as error:  # the log has the whole of it; the slot is told no more than its kind
+            log.exception("the handler of a bridge failed")
+            reply = _failed(f"the call failed outside the sandbox: {type(error).__name__}")
+        finally:
+            self._answers.put_nowait(_FRAME.pack(number, len(reply)) + reply)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         while (answer := await self._answers.get()) is not None:
@@ -64,3 +75,7 @@ class Bridge:
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+
+def _failed(reason: str) -> bytes:
+    return json.dumps({"error": reason}).encode()

@@ -170,7 +170,10 @@ class Sandbox:
 
     @contextlib.asynccontextmanager
     async def serve(self, path: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
-        """Listen on a unix socket in the slot; each line a program sends there is answered by `handler`."""
+        """Listen on a unix socket in the slot; each line a program sends there is answered by `handler`.
+
+        When the handler raises, the answer is `{"error": ...}` with the kind of the exception; the log has the rest.
+        """
         from sandbox_pool.bridge import Bridge
 
         bridge = Bridge(self._connection, self._header("serve", path=path), handler)

@@ -63,8 +63,13 @@ class JsonClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            connector = aiohttp.TCPConnector(limit=CONNECTIONS)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
+            # Without cookies: a balancer's sticky one would pin every rollout to the replica that answered first.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS),
+                headers=self._headers,
+                timeout=self._timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
         return self._session
 
 

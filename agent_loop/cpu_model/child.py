@@ -34,6 +34,11 @@ def build_params(options: dict[str, Any]) -> Any:
         params.slot_save_path, params.endpoint_slots = options["state_folder"], True
     if options.get("alias"):
         params.model_alias = {options["alias"]}
+    if options.get("full_attention"):
+        # Flash attention rounds keys and values to 16 bits, whatever the type of the cache. Over 300 sampled tokens
+        # the largest difference was 0.021 with it, for either type, and 0.009 without it and with an F32 cache.
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     if options.get("lora"):
         adapter = xllamacpp.CommonAdapterLoraInfo()
         adapter.path, adapter.scale = options["lora"], 1.0

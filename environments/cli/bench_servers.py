@@ -1,8 +1,7 @@
 """Model servers for `hermes-rl bench loop`: each answers every prompt with one call of the terminal after a fixed time.
 
-`tokens`: the token recorder over a backend inside this process, so that all the CPU measured is the loop's own.
-`http`: the token recorder over the policy stand-in as a process of its own; includes the HTTP client, and waits for the
-stand-in where that is the slower of the two. `text`: no tokens at all.
+`stand-in`: the token recorder over the policy stand-in as a process of its own, so that the HTTP client is part of the
+CPU measured. `in-process`: the token recorder over a backend inside this process, without HTTP. `text`: no tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +20,12 @@ from agent_loop.standin import chatml_tokenizer
 from agent_loop.tokens.probe import probe_template
 from tool_parsers import get_parser
 
-KINDS = ("tokens", "http", "text")
+KINDS = ("stand-in", "in-process", "text")
 
 _ARGUMENTS = {"command": "ls -la src && wc -l src/*.py"}
 _WORDS = "I look at the next part of the project. " * 4
+_CALL = json.dumps({"name": "terminal", "arguments": _ARGUMENTS})
+_TURN = f"<think>\n{_WORDS}\n</think>\n\n<tool_call>\n{_CALL}\n</tool_call>"
 
 
 @asynccontextmanager
@@ -32,7 +33,7 @@ async def bench_server(kind: str, latency_s: float) -> AsyncIterator[ModelServer
     """A model server of one of `KINDS`."""
     if kind == "text":
         yield _TextServer(latency_s)
-    elif kind == "tokens":
+    elif kind == "in-process":
         yield _recorder(_FixedBackend(latency_s))
     else:
         async with _standin_process(latency_s) as url:
@@ -49,7 +50,7 @@ def _recorder(backend: TokenBackend) -> Recorder:
 
 @asynccontextmanager
 async def _standin_process(latency_s: float) -> AsyncIterator[str]:
-    command = ["-m", "agent_loop.standin", "--policy", "looping", "--latency-s", str(latency_s)]
+    command = ["-m", "agent_loop.standin", "--say", _TURN, "--latency-s", str(latency_s)]
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdin=quiet, stdout=asyncio.subprocess.PIPE, stderr=quiet
@@ -69,9 +70,7 @@ class _FixedBackend:
 
     def __init__(self, latency_s: float) -> None:
         tokenizer = chatml_tokenizer()
-        call = json.dumps({"name": "terminal", "arguments": _ARGUMENTS})
-        text = f"<think>\n{_WORDS}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
-        self._ids = tokenizer.encode(text, add_special_tokens=False)
+        self._ids = tokenizer.encode(_TURN, add_special_tokens=False)
         if tokenizer.eos_token_id is not None:
             self._ids.append(tokenizer.eos_token_id)
         self._latency_s = latency_s

@@ -89,15 +89,16 @@ def wire_group(
 ) -> dict[str, Any]:
     """A group as it goes over the wire: a shared task, then `turns` sampled stretches with tool results between."""
 
-    def ids(low: int, high: int) -> list[int]:
-        return [int(i) for i in rng.integers(len(SPECIAL), len(VOCABULARY), rng.integers(low, high))]
+    def ids(count: int) -> list[int]:
+        return [int(i) for i in rng.integers(len(SPECIAL), len(VOCABULARY), count)]
 
-    task = (beginning or []) + ids(5, 9)
+    task = (beginning or []) + ids(6)
     rows: list[tuple[list[int], list[int], list[float]]] = []
-    for _ in range(size):
+    for number in range(size):
         tokens, masks, logprobs = list(task), [-100] * len(task), [1.0] * len(task)
         for turn in range(turns):
-            sampled, result = ids(2, 9), ids(1, 6) if turn + 1 < turns else []
+            # Lengths that depend on nothing random: every group has the same shapes, and compiles once.
+            sampled, result = ids(3 + (number + turn) % 4), ids(number % 3 + 1) if turn + 1 < turns else []
             tokens += sampled + result
             masks += sampled + [-100] * len(result)
             logprobs += [float(-x) for x in rng.uniform(0.1, 6, len(sampled))] + [1.0] * len(result)

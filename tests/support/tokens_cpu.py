@@ -1,7 +1,8 @@
-"""Rollouts of the real CPU model through the real loop: few-shot turns, short tasks, a small context."""
+"""Rollouts of the real CPU model: through the real loop, and played by hand where a test wants them quick."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from random import Random
@@ -19,9 +20,13 @@ from agent_loop.tokens.probe import probe_template
 from support.tokens_rollouts import TERMINAL, Rollout
 from tool_parsers import get_parser
 
-SYSTEM = "You are a shell agent. Answer every request with one tool call."
-SHOTS = (("create a folder named logs", "mkdir logs"), ("show the file tmp.txt", "cat tmp.txt"))
-TASKS = ("list the files", "remove notes.txt", "show the file data.csv", "make a folder named out", "print hello")
+SYSTEM = "You run shell commands."
+DONE_BEFORE = ("ls", "cat a.txt", "cat b.txt")
+"""Commands that stand before every rollout: so small a model goes on calling when it sees calls."""
+FOUND = ("pear", "plum\npeach", "remove c.txt", "see data.csv", "make a folder named out")
+"""What the last of them printed: rollouts differ here and not before, so that what they share is read once."""
+OUTPUTS = ("done", "a.txt b.txt c.txt", "apple\npear\ncafé")
+AT_ONCE = 4
 
 
 def require_cpu_model() -> None:
@@ -34,24 +39,23 @@ def require_cpu_model() -> None:
         pytest.skip(str(missing))
 
 
-def prompt(task: str) -> list[Message]:
-    """Examples as turns, then the task."""
-    messages: list[Message] = [{"role": "system", "content": SYSTEM}]
-    for number, (ask, command) in enumerate(SHOTS):
+def prompt(found: str) -> list[Message]:
+    """A task with a few steps done."""
+    messages: list[Message] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "tidy up, step by step"},
+    ]
+    for number, (command, output) in enumerate(zip(DONE_BEFORE, ("a.txt b.txt", "apple", found), strict=True)):
         function = {"name": "terminal", "arguments": json.dumps({"command": command})}
-        call = {"id": f"shot_{number}", "type": "function", "function": function}
-        messages += [
-            {"role": "user", "content": ask},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"shot_{number}", "content": "ok"},
-        ]
-    return [*messages, {"role": "user", "content": task}]
+        call = {"id": f"done_{number}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"done_{number}", "content": output})
+    return messages
 
 
 async def handler(name: str, arguments: dict, task_id: str) -> str:
-    """What the commands print: enough to fill the context in a few turns."""
-    rng = Random(json.dumps(arguments, sort_keys=True, default=str))
-    return json.dumps({"output": "file.txt notes.md café\n" * rng.randint(2, 12), "exit_code": 0})
+    """What the commands print."""
+    return Random(json.dumps(arguments, sort_keys=True, default=str)).choice(OUTPUTS)
 
 
 def one_slot(**options: object) -> CpuModel:
@@ -59,27 +63,36 @@ def one_slot(**options: object) -> CpuModel:
     return CpuModel(parallel=1, threads=1, context_tokens=1024, **options)
 
 
-def recorder_for(model: CpuModel) -> Recorder:
+def several_slots(**options: object) -> CpuModel:
+    """As many slots as rollouts play at once, so that each finds what it has read before."""
+    return CpuModel(parallel=AT_ONCE, threads=1, context_tokens=512, **options)
+
+
+def recorder_for(model: CpuModel, **options: bool) -> Recorder:
     """A recorder on the model's own tokenizer."""
-    return Recorder(model.backend(), probe_template(model.tokenizer), get_parser("hermes"))
+    return Recorder(model.backend(), probe_template(model.tokenizer), get_parser("hermes"), **options)
 
 
-async def loop_rollouts(model: CpuModel, count: int) -> list[tuple[int, RolloutRecord]]:
-    """Rollouts through the loop: few-shot turns, real calls when the model writes them, a small context."""
-    recorder = recorder_for(model)
-    records = []
-    for number in range(count):
+async def loop_rollouts(model: CpuModel, count: int, first_seed: int = 0) -> list[tuple[int, RolloutRecord]]:
+    """Rollouts through the loop, several at once: real calls, and a context that holds two turns and no more."""
+    recorder = recorder_for(model, write_tools=False)
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def play(number: int) -> tuple[int, RolloutRecord]:
+        """One rollout, as it is stored."""
         loop = HermesAgentLoop(
             recorder,
             [TERMINAL],
             tool_handler=handler,
-            sampling=Sampling(temperature=0.7, max_tokens=48, seed=number),
+            sampling=Sampling(temperature=0.7, max_tokens=40, seed=first_seed + number),
             limits=Limits(max_turns=3),
-            context=ContextPolicy(max_tokens=460, low_water=0.9),
+            context=ContextPolicy(max_tokens=280, low_water=0.7, keep_recent=4),
         )
-        result = await loop.run(prompt(TASKS[number % len(TASKS)]))
-        record = RolloutRecord(f"cpu{number}", "g", "cpu", "i", tools=[TERMINAL], **result.record_fields())
-        records.append((number + 1, record))
+        async with gate:
+            result = await loop.run(prompt(FOUND[number % len(FOUND)]))
+        return number + 1, RolloutRecord(f"cpu{number}", "g", "cpu", "i", tools=[TERMINAL], **result.record_fields())
+
+    records = await asyncio.gather(*(play(number) for number in range(count)))
     await recorder.close()
     return records
 

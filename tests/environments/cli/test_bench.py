@@ -13,9 +13,10 @@ from environments.cli.bench_servers import bench_server
 from environments.cli.main import main
 
 
-@pytest.mark.parametrize("server", ["text", "tokens"])
+@pytest.mark.parametrize("server", ["text", "in-process", "stand-in"])
 def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
-    monkeypatch.setattr(bench_loop, "GROWTH_TURNS", 60)
+    monkeypatch.setattr(bench_loop, "GROWTH_PAIRS", 1)
+    monkeypatch.setattr(bench_loop, "GROWTH_ROLLOUTS", 1)
     sizes = ["--rollouts", "4", "--turns", "2", "--latency", "0.01"]
     assert main(["bench", "loop", *sizes, "--server", server, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -26,7 +27,7 @@ def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
 
 
 async def test_the_stand_in_runs_as_a_process_of_its_own_and_answers_with_tokens():
-    async with bench_server("http", 0.0) as server:
+    async with bench_server("stand-in", 0.0) as server:
         loop = HermesAgentLoop(server, max_turns=1)
         result = await loop.run([{"role": "user", "content": "hello"}])
     assert result.has_tokens, result.error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="jax is not installed (extra learn)")
-pytest.importorskip("gguf", reason="gguf is not installed (extra learn)")
+if find_spec("jax") is None or find_spec("gguf") is None:
+    pytest.skip("jax or gguf is not installed (extra learn)", allow_module_level=True)
+
+import jax
 
 from environments.reference_trainer.adapter import read_adapter, write_adapter
 from environments.reference_trainer.checkpoint import CheckpointMismatch, load_checkpoint, save_checkpoint
@@ -16,12 +19,12 @@ from environments.reference_trainer.control import shifted, shuffled
 from environments.reference_trainer.learner import Learner
 from environments.reference_trainer.loss import loss_and_gradient
 from environments.reference_trainer.microbatches import microbatches
-from environments.reference_trainer.model import load_model, logprobs
+from environments.reference_trainer.model import UnsupportedModel, load_model, logprobs
 from environments.reference_trainer.rows import read_batch
 from environments.reference_trainer.settings import TrainerSettings
 from support.tiny_llama import VOCABULARY, wire_group, write_tiny_llama
 
-SETTINGS = TrainerSettings(first_layer=1, rank=2, learning_rate=3e-3)
+SETTINGS = TrainerSettings(first_layer=1, rank=2, alpha=4, learning_rate=3e-3)
 compiled_logprobs = jax.jit(logprobs, static_argnums=(0, 3))
 
 
@@ -44,7 +47,7 @@ def lora(learner):
     )
 
 
-def batch(groups=2, beginning=0, turns=2, seed=0):
+def batch(groups=2, beginning=40, turns=2, seed=0):
     rng = np.random.default_rng(seed)
     shared = [int(i) for i in rng.integers(3, len(VOCABULARY), beginning)]
     return [wire_group(rng, beginning=shared, turns=turns, name=f"g{i}") for i in range(groups)]
@@ -74,28 +77,30 @@ def gradient_of(learner, lora, rows, share=True, max_rows=32):
 
 
 def largest_difference(one, other):
-    return max(
-        np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True)
-    )
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in pairs)
+
+
+def inner_product(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return sum(float((np.asarray(a, np.float64) * b).sum()) for a, b in pairs)
 
 
 def on_policy(learner, lora, rows):
-    """The rows as if these very weights had sampled them."""
+    """The rows as if these very weights had sampled them; the groups are equally long, so their order stays."""
     own = iter(flat_logprobs(learner, lora, rows, share=True))
-    ordered = [row for row in sorted(rows, key=lambda row: row.group)]
-    ordered = sorted(ordered, key=lambda row: max(len(r.tokens) for r in rows if r.group == row.group))
     done = []
-    for row in ordered:
+    for row in rows:
         recorded = row.logprobs.copy()
         recorded[row.trained] = [next(own) for _ in row.trained]
         done.append(replace(row, logprobs=recorded))
     return done
 
 
-def one_by_one(learner, lora, row):
-    """Each trained token asked for alone: its row cut off behind it, no neighbour, no padding to speak of."""
+def one_by_one(learner, lora, row, places):
+    """Each of these tokens asked for alone: its row cut off behind it, no neighbour, no padding to speak of."""
     found = []
-    for place in row.trained:
+    for place in places:
         labels = np.full(place + 1, -100, np.int32)
         labels[place] = row.tokens[place]
         cut = replace(row, tokens=row.tokens[: place + 1], labels=labels, logprobs=row.logprobs[: place + 1])
@@ -104,9 +109,9 @@ def one_by_one(learner, lora, row):
 
 
 def test_sharing_beginnings_and_padding_change_no_logprob(learner, lora):
-    rows = rows_of(batch(beginning=70))
+    rows = rows_of(batch())
     (part,) = microbatches(rows, 32)
-    assert len(part.prefix) == 64
+    assert len(part.prefix) == 32
     assert part.parent_lengths.max() > 0
     shared = flat_logprobs(learner, lora, rows, share=True)
     np.testing.assert_allclose(shared, flat_logprobs(learner, lora, rows, share=False), atol=2e-4)
@@ -116,16 +121,17 @@ def test_a_row_of_several_turns_trains_each_sampled_token_after_all_that_was_rea
     (row, *_) = rows_of(batch(groups=1))
     stretches = np.count_nonzero(np.diff(np.concatenate([[0], row.labels != -100])) == 1)
     assert stretches == 2
-    np.testing.assert_allclose(
-        flat_logprobs(learner, lora, [row], share=True), one_by_one(learner, lora, row), atol=2e-4
-    )
+    whole = flat_logprobs(learner, lora, [row], share=True)
+    ends = [0, 1, len(whole) - 2, len(whole) - 1]
+    np.testing.assert_allclose(whole[ends], one_by_one(learner, lora, row, row.trained[ends]), atol=2e-4)
 
 
 def test_microbatches_shared_beginnings_and_padding_change_no_gradient(learner, lora):
-    rows = rows_of(batch(beginning=40))
+    rows = rows_of(batch())
     whole = gradient_of(learner, lora, rows)
-    assert largest_difference(whole, gradient_of(learner, lora, rows, share=False)) < 1e-5
-    assert largest_difference(whole, gradient_of(learner, lora, rows, max_rows=3)) < 1e-5
+    largest = max(np.abs(entry).max() for entry in jax.tree.leaves(whole))
+    assert largest_difference(whole, gradient_of(learner, lora, rows, share=False)) < 1e-3 * largest
+    assert largest_difference(whole, gradient_of(learner, lora, rows, max_rows=5)) < 1e-3 * largest
 
 
 def test_the_gradient_is_that_of_finite_differences(learner, lora):
@@ -134,17 +140,19 @@ def test_the_gradient_is_that_of_finite_differences(learner, lora):
     tokens = float(part.valid.sum())
     gradient = gradient_of(learner, lora, rows)
     rng = np.random.default_rng(1)
-    direction = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), lora)
-    # On policy the importance weight is 1, a constant for the gradient: what is differentiated is -A log p.
+    direction = jax.tree.map(lambda x: rng.standard_normal(x.shape), lora)
+    # On policy the importance weight is 1, a constant for the gradient: what is differentiated is -A log p. In double
+    # precision, because in single precision a difference this small is mostly rounding.
+    with jax.enable_x64(True):
+        weights, start = jax.tree.map(lambda x: np.asarray(x, np.float64), (learner.model.weights, lora))
 
-    def surrogate(distance):
-        moved = jax.tree.map(lambda x, d: x + distance * d, lora, direction)
-        own = compiled_logprobs(learner.model.shape, learner.model.weights, moved, learner.scale, part)
-        return -float((np.asarray(own, np.float64) * part.advantages * part.valid).sum()) / tokens
+        def surrogate(distance):
+            moved = jax.tree.map(lambda x, d: x + distance * d, start, direction)
+            own = compiled_logprobs(learner.model.shape, weights, moved, learner.scale, part)
+            return -float((np.asarray(own) * part.advantages * part.valid).sum()) / tokens
 
-    expected = sum(float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
-    h = 2e-3
-    assert (surrogate(h) - surrogate(-h)) / (2 * h) == pytest.approx(expected, rel=0.02)
+        slope = (surrogate(1e-6) - surrogate(-1e-6)) / 2e-6
+    assert slope == pytest.approx(inner_product(gradient, direction), rel=5e-3)
 
 
 def test_steps_make_good_rollouts_likelier_and_bad_ones_less_likely(learner):
@@ -193,8 +201,8 @@ def test_the_shuffled_control_gives_each_row_another_rows_advantage():
 def test_groups_without_signal_and_stale_rows_are_counted_and_not_trained_on(learner):
     rng = np.random.default_rng(3)
     groups = [
-        wire_group(rng, name="same", scores=[1.0] * 4),
-        wire_group(rng, name="old", versions=[["m@2"], ["m@5"], ["m@5"], ["m@1"]]),
+        wire_group(rng, name="same", turns=2, scores=[1.0] * 4),
+        wire_group(rng, name="old", turns=2, versions=[["m@2"], ["m@5"], ["m@5"], ["m@1"]]),
     ]
     state = replace(learner.start(), step=5)
     after, figures = learner.train(state, rows_of(groups))
@@ -235,3 +243,9 @@ def test_a_checkpoint_of_another_rank_is_refused(learner, tmp_path):
     other = Learner(learner.model, SETTINGS.model_copy(update={"rank": 4}))
     with pytest.raises(CheckpointMismatch, match="resume with the rank, first_layer and model"):
         load_checkpoint(tmp_path, other.start())
+
+
+def test_a_first_layer_that_leaves_nothing_to_learn_is_refused(tmp_path):
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    with pytest.raises(UnsupportedModel, match="first_layer is 3, but tiny.gguf has 3 layers: none would learn"):
+        load_model(path, 3)

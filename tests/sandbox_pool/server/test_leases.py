@@ -182,6 +182,36 @@ async def test_answers_of_a_bridge_may_be_larger_than_a_frame(sandbox: Sandbox) 
     assert asked.output == "".join(f"{size} True\n" for size in sizes)
 
 
+ASK_EACH = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect("/run/b.sock")
+f = s.makefile("rw")
+for word in sys.argv[1:]:
+    f.write(word + "\\n")
+    f.flush()
+    print(f.readline(), end="")
+"""
+
+
+async def test_a_program_whose_call_fails_outside_the_slot_is_told_at_once(sandbox: Sandbox) -> None:
+    async def handler(line: bytes) -> bytes:
+        if line == b"raise":
+            raise ValueError("/root/secret")
+        if line == b"cancel":
+            raise asyncio.CancelledError
+        return line
+
+    async with sandbox.serve("/run/b.sock", handler):
+        await sandbox.write_file("ask.py", ASK_EACH.encode())
+        asked = await sandbox.exec("python3 ask.py one raise cancel two", timeout_s=30)
+    assert not asked.timed_out
+    one, raised, cancelled, two = asked.output.splitlines()
+    assert (one, two) == ("one", "two")
+    assert json.loads(raised) == {"error": "the call failed outside the sandbox: ValueError"}
+    assert json.loads(cancelled) == {"error": "the call was cancelled"}
+
+
 async def test_a_bridge_that_cannot_be_opened_says_why(sandbox: Sandbox) -> None:
     async def handler(line: bytes) -> bytes:
         return line
