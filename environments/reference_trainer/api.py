@@ -8,8 +8,8 @@ import urllib.request
 from typing import Any
 
 CALL_TIMEOUT_S = 60.0
-SWAP_TIMEOUT_S = 3600.0
-"""The front answers when it samples with the new weights, and an evaluation may come before that."""
+FRONT_TIMEOUT_S = 3600.0
+"""The front answers when rollouts in flight are done, or when the new weights sample, maybe after an evaluation."""
 
 Group = dict[str, Any]
 
@@ -76,13 +76,13 @@ class ModelFront:
     def pause(self) -> None:
         """Returns when nothing is sampled any more; new requests wait."""
         if self._url:
-            call("POST", f"{self._url}/control/pause", {})
+            call("POST", f"{self._url}/control/pause", {}, timeout_s=FRONT_TIMEOUT_S)
 
     def load(self, adapter: str, version: str) -> None:
         """Returns when the new weights sample, and waiting requests go to them."""
         if self._url:
             body = {"adapter": adapter, "version": version}
-            call("POST", f"{self._url}/control/weights", body, timeout_s=SWAP_TIMEOUT_S)
+            call("POST", f"{self._url}/control/weights", body, timeout_s=FRONT_TIMEOUT_S)
 
 
 def call(

@@ -155,6 +155,7 @@ def test_steps_are_served_and_saved_and_a_stop_loses_none(api, front, settings, 
 
 def test_wrong_settings_and_a_lost_run_api_are_said_in_one_sentence(front, model, tmp_path):
     settings = {"model": model, "run_dir": tmp_path, "group_size": 4, "max_token_len": 99, "first_layer": 1}
+    settings["compilation_cache"] = tmp_path
     settings["run_api_url"] = "http://127.0.0.1:9"
     with Process(tmp_path / "a", **settings, rank=0) as trainer:
         assert "rank: Input should be greater than or equal to 1" in trainer.until("error")["message"]
