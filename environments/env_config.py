@@ -132,10 +132,10 @@ class LearnConfig(_Strict):
     """No new step is started when the last evaluation would then end later than this; None: all steps are made."""
     eval_every: int = Field(default=10, ge=0)
     """Steps between two evaluations; 0: only at the start and at the end."""
-    eval_items: int = Field(default=27, ge=1)
-    """Held-out tasks of one evaluation: the same ones each time."""
-    eval_samples: int = Field(default=8, ge=1)
-    """Rollouts of each."""
+    eval_items: int | None = Field(default=None, ge=1)
+    """Held-out tasks of one evaluation: the same ones each time; None: env.eval_items."""
+    eval_samples: int | None = Field(default=None, ge=1)
+    """Rollouts of each; None: env.eval_samples."""
 
 
 class RunConfig(_Strict):

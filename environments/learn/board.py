@@ -32,12 +32,12 @@ class BoardShow:
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out)
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
         self._began = time.monotonic()
         self._status = ""
         self._evaluation = ""
         self._steps: list[dict[str, Any]] = []
         self._evaluations: list[dict[str, Any]] = []
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
 
     def __enter__(self) -> Self:
         self._live.start()

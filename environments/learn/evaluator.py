@@ -53,13 +53,13 @@ async def open_evaluator(
     kind: type[HermesAgentBaseEnv], config: RunConfig, server: ServerConfig
 ) -> AsyncIterator[Evaluator]:
     """An environment of its own beside the one that trains, with a pool of its own."""
-    learn = config.learn
+    samples = config.learn.eval_samples or config.env.eval_samples
     settings = config.env.model_copy(
         update={
-            "eval_items": learn.eval_items,
-            "eval_samples": learn.eval_samples,
-            "max_eval_workers": GROUPS_AT_ONCE * learn.eval_samples,
-            "extra_body": {**(config.env.extra_body or {}), GROUP: learn.eval_samples},
+            "eval_items": config.learn.eval_items or config.env.eval_items,
+            "eval_samples": samples,
+            "max_eval_workers": GROUPS_AT_ONCE * samples,
+            "extra_body": {**(config.env.extra_body or {}), GROUP: samples},
         }
     )
     env = kind(settings, [server])

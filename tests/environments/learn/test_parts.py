@@ -12,6 +12,7 @@ import pytest
 from environments.cli.errors import UsageError
 from environments.cli.evaluate import adapter_settings
 from environments.launch import load_run
+from environments.learn.board import BoardShow
 from environments.learn.charts import Chart, Line, Point
 from environments.learn.clock import Clock
 from environments.learn.figures import RolloutTail, evaluation_figures, shared_prompt
@@ -162,6 +163,18 @@ def test_lines_in_a_pipe_say_the_figures():
     assert "evaluating: 1 of 27 tasks" in second
     assert "held-out success 40.0 % ± 4.0 (8 rollouts of 2 tasks), parse rate 90.0 %, 61 s" in third
     assert sparkline([0.0, None, 0.5, 2.0], 0.0, 1.0) == "▁ ▅█"
+
+
+def test_the_board_shows_the_last_figures_their_curves_and_what_goes_on():
+    out = io.StringIO()
+    with BoardShow(out) as board:
+        board.event(evaluation(0, 0.4, duration_s=61.0))
+        board.event(step(1, parse_rate=0.5, sampling_s=2.0))
+        board.say("sampling for step 2")
+        board.evaluating(1, 27)
+    shown = out.getvalue()
+    for text in ("held-out success", "40.0 % ± 4.0", "50.0 %", "sampling 2.0 s", "sampling for step 2: 1 of 27 tasks"):
+        assert text in shown
 
 
 def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
