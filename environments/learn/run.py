@@ -85,7 +85,7 @@ class LearnRun:
         folder.write_yaml("config.yaml", plan.as_run())
         resumed = plan.resume and folder.saved_step is not None
         if resumed:
-            self._clock = Clock(plan.config.learn.minutes, max(e["elapsed_s"] for e in folder.entries))
+            self._clock = Clock(plan.config.learn.minutes, max((e["elapsed_s"] for e in folder.entries), default=0.0))
         async with AsyncExitStack() as stack:
             self._show.say("starting llama.cpp and the slots")
             front = self._front = await stack.enter_async_context(

@@ -14,7 +14,7 @@ from environments.learn.folder import read_entries
 from support.learn_program import LearnProcess, tiny_config
 from support.tokens_cpu import require_cpu_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
