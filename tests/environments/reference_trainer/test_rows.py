@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
+from itertools import zip_longest
 
 import numpy as np
 import pytest
 
 from agent_loop.model import Segment
+from agent_loop.records import SampledCall
 from environments.atropos.packing import Packer, ScoredRollout
 from environments.atropos.wire import GZIP, encode_group
 from environments.reference_trainer.advantages import group_advantages
@@ -33,17 +35,21 @@ def on_the_wire(groups):
     return [json.loads(zlib.decompress(encode_group(group, 0), GZIP)) for group in groups]
 
 
-def packed(segments_and_scores, **params):
+def call(version):
+    return SampledCall(0, [5], [8], [-0.25], "stop", weights_version=version)
+
+
+def packed(segments_and_scores, versions=()):
     rollouts = [
-        ScoredRollout(record("g", number, score, segments=segments))
-        for number, (segments, score) in enumerate(segments_and_scores)
+        ScoredRollout(record("g", number, score, segments=segments, sampled_calls=list(map(call, own))))
+        for number, ((segments, score), own) in enumerate(zip_longest(segments_and_scores, versions, fillvalue=()))
     ]
-    return on_the_wire(Packer(len(rollouts)).pack("g", rollouts, params))
+    return on_the_wire(Packer(len(rollouts)).pack("g", rollouts, {}))
 
 
 def test_rows_of_a_packed_group_carry_ids_masks_logprobs_and_the_groups_advantage():
     first, second = segment([5, 6, 7], [8, 9], [10], [11]), segment([5, 6, 7], [12])
-    one, other = read_batch(packed([([first], 1.0), ([second], 0.0)], weights_versions=[["m@3", "m@4"], ["m@4"]]), 0.05)
+    one, other = read_batch(packed([([first], 1.0), ([second], 0.0)], [["m@4", "m@3"], ["m@4"]]), 0.05)
     assert one.tokens.tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert one.trained.tolist() == [3, 4, 6]
     assert one.labels[one.trained].tolist() == [8, 9, 11]
