@@ -42,7 +42,9 @@ def verdict(entries: Sequence[Mapping[str, Any]]) -> str:
     if not evaluations:
         return "No evaluation yet."
     first, last = evaluations[0], evaluations[-1]
-    minutes = max(entry["elapsed_s"] for entry in entries) / 60
+    if first is last:
+        return f"Held-out success after step {last['step']}: {with_error(dict(last))}; not evaluated since."
+    minutes = last["elapsed_s"] / 60
     return (
         f"Held-out success went from {with_error(dict(first))} to {with_error(dict(last))} "
         f"({last['rollouts']} rollouts of {last['items']} tasks each time) in {last['step']} steps "
