@@ -6,12 +6,13 @@ BIN := .venv/bin
 PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test test-slow lint format bench nomad vllm hints clean
+.PHONY: help demo test test-slow learn-check lint format bench nomad vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
 	@echo "make test    run the test suite"
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
+	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   slots, loop, tools and serving, each beside its control"
 	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
@@ -40,6 +41,9 @@ test: $(INSTALLED) hints
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800
+
+learn-check: $(INSTALLED) hints
+	$(BIN)/pytest -m slow -s tests/environments/learn/test_learn_check.py
 
 # Pinned by tests/live/nomad/go.mod. Only tests use it; users install Nomad the way its makers say (BUSL-licensed).
 nomad:

@@ -225,7 +225,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         async def run(snapshot: str | None) -> None:
             async def attempt(member: int, attempt_number: int) -> Any:
                 rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
-                rollout = await runner.run(self._job(plan, item, result, rollout_id, tools, heat, snapshot))
+                seed = self._seed(plan, f"{tag or 'train'}-{index}-{result.item_id}", member, attempt_number)
+                rollout = await runner.run(self._job(plan, item, result, rollout_id, tools, heat, snapshot, seed))
                 if tag is None:
                     self.keep(rollout.record)
                 return rollout
@@ -254,9 +255,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         tools: ToolChoice,
         temperature: float,
         snapshot: str | None,
+        seed: int | None,
     ) -> RolloutJob:
-        wanted = self.config.seeded_sampling
-        seed = plan.seed(rollout_id) if (self.mode != "serve" if wanted is None else wanted) else None
         return RolloutJob(
             rollout_id=rollout_id,
             group_id=result.group_id,
@@ -266,11 +266,18 @@ class HermesAgentBaseEnv(AtroposEnv):
             messages=plan.messages(self.format_prompt(item)),
             tools=tools,
             spec=self.spec(item),
-            sampling=plan.sampling(temperature, seed),
+            sampling=plan.sampling(temperature, seed, result.group_id),
             verifier_paths=self.verifier_paths,
             snapshot=snapshot,
             seed=seed,
         )
+
+    def _seed(self, plan: Plan, group: str, member: int, attempt_number: int) -> int | None:
+        """Members of a group have seeds that follow each other, so that a server may sample them as one request."""
+        wanted = self.config.seeded_sampling
+        if not (self.mode != "serve" if wanted is None else wanted):
+            return None
+        return plan.seed(f"{group}.{attempt_number}") + member
 
     def _runner(self, plan: Plan) -> RolloutRunner:
         if self.model is None:

@@ -16,6 +16,7 @@ from agent_loop.tools.config import ToolConfig
 from environments.atropos.advantages import Baseline
 from environments.atropos.env import AtroposEnvConfig
 from environments.atropos.packing import SegmentPolicy
+from environments.reference_trainer.settings import TrainerSettings
 from environments.rewards import RewardConfig
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.spec import SandboxSpec
@@ -42,7 +43,7 @@ class ServerConfig(_Strict):
     api_key_env: str | None = None
     """Name of the variable that holds the key, read once at the start."""
     tokenizer_name: str | None = None
-    """Tokenizer of this model: a Hugging Face name or a directory; None takes env.tokenizer_name."""
+    """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
     timeout_s: float = Field(default=1200.0, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of `cpu-model` and `standin`, for instance the policy that a stand-in plays."""
@@ -124,12 +125,28 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         return ResultBudget(per_result_chars=self.default_result_size_chars, per_turn_chars=self.turn_budget_chars)
 
 
+class LearnConfig(_Strict):
+    """What `hermes-rl learn` does beside training; other verbs do not look at it."""
+
+    minutes: float | None = Field(default=None, gt=0)
+    """No new step is started when the last evaluation would then end later than this; None: all steps are made."""
+    eval_every: int = Field(default=10, ge=0)
+    """Steps between two evaluations; 0: only at the start and at the end."""
+    eval_items: int | None = Field(default=None, ge=1)
+    """Held-out tasks of one evaluation: the same ones each time; None: env.eval_items."""
+    eval_samples: int | None = Field(default=None, ge=1)
+    """Rollouts of each; None: env.eval_samples."""
+
+
 class RunConfig(_Strict):
-    """One YAML of configs/: which environment, its settings, its servers."""
+    """One YAML of configs/: which environment, its settings, its servers; what `learn` needs on top."""
 
     environment: str = Field(default="", description="A shipped environment, or `module:Class`.")
     env: HermesAgentEnvConfig = Field(default_factory=HermesAgentEnvConfig)
     openai: ServerConfig | list[ServerConfig] = Field(default_factory=lambda: ServerConfig(server_type="standin"))
+
+    learn: LearnConfig = Field(default_factory=LearnConfig)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
 
     def servers(self) -> list[ServerConfig]:
         """The servers, however many were given."""

@@ -31,9 +31,16 @@ def load_environment(
     source: str | Path | None, settings: Sequence[str] = (), kind: type[HermesAgentBaseEnv] | None = None
 ) -> HermesAgentBaseEnv:
     """Build the environment a config describes; `kind` is the class when the caller knows it."""
-    kind = kind or find_environment(_named_in(source, settings), _folders(source))
-    config = load_config(_model_of(kind), source, settings)
+    kind, config = load_run(source, settings, kind)
     return kind(config.env, config.servers())
+
+
+def load_run(
+    source: str | Path | None, settings: Sequence[str] = (), kind: type[HermesAgentBaseEnv] | None = None
+) -> tuple[type[HermesAgentBaseEnv], RunConfig]:
+    """The environment's class, and the whole config with that environment's own settings."""
+    kind = kind or find_environment(_named_in(source, settings), _folders(source))
+    return kind, load_config(_model_of(kind), source, settings)
 
 
 def _folders(source: str | Path | None) -> list[Path]:

@@ -12,6 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from agent_loop.backends import TokenBackend, connect
@@ -20,6 +21,7 @@ from agent_loop.chat import ChatServer
 from agent_loop.model import Conversation, Message, ModelServer, ToolSchema
 from agent_loop.recorder import Recorder
 from agent_loop.standin import StandIn, chatml_tokenizer, named_policy
+from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
 from environments.env_config import ServerConfig
@@ -115,7 +117,7 @@ class ModelOpener:
         if server.server_type in NAMED_MODEL and server.model_name != "default":
             kind = NAMED_MODEL[server.server_type]
             return kind(server.base_url, model=server.model_name, api_key=key, timeout_s=server.timeout_s)
-        return await connect(server.base_url, server.server_type, api_key=key)
+        return await connect(server.base_url, server.server_type, api_key=key, timeout_s=server.timeout_s)
 
     def _key(self, server: ServerConfig) -> str | None:
         if server.api_key is not None:
@@ -128,9 +130,13 @@ class ModelOpener:
 
 
 def load_tokenizer(name: str) -> Any:
-    """A tokenizer by its Hugging Face name or directory; `standin` is the one that ships here. Blocking."""
+    """A tokenizer by its Hugging Face name or directory, or out of a GGUF file; `standin` ships here. Blocking."""
     if name == "standin":
         return chatml_tokenizer()
+    if name.endswith(".gguf"):
+        from agent_loop.cpu_model.tokenizer import transformers_tokenizer
+
+        return transformers_tokenizer(Path(name), chatml_template())
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from agent_loop.backends.base import GROUP, GROUP_ID
 from agent_loop.context import ContextPolicy
 from agent_loop.model import Message, Sampling
 from agent_loop.tools import TOOLSETS, draw, resolve
@@ -49,9 +50,11 @@ class Plan:
         """Tokens one turn may sample."""
         return self.config.max_tokens_per_turn or max(1, self.longest_sequence() // TURN_SHARE)
 
-    def sampling(self, temperature: float, seed: int | None) -> Sampling:
-        """How a rollout samples."""
+    def sampling(self, temperature: float, seed: int | None, group_id: str = "") -> Sampling:
+        """How a rollout samples. A server that is to merge the requests of a group is told which group it is."""
         extra = dict(self.config.extra_body or {})
+        if GROUP in extra:
+            extra[GROUP_ID] = group_id
         return Sampling(temperature=temperature, max_tokens=self.turn_tokens(), seed=seed, extra_body=extra)
 
     def settings(self, environment: str, policy: str) -> RolloutSettings:
@@ -69,9 +72,9 @@ class Plan:
             whole_layer=config.verification == "layer",
         )
 
-    def seed(self, rollout_id: str) -> int:
-        """A seed that follows from the run's seed and the rollout's name alone."""
-        digest = hashlib.sha256(f"{self.config.seed}:{rollout_id}".encode()).digest()
+    def seed(self, name: str) -> int:
+        """A seed that follows from the run's seed and a name alone."""
+        digest = hashlib.sha256(f"{self.config.seed}:{name}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 
     def messages(self, prompt: str | Sequence[Message]) -> list[Message]:

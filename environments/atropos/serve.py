@@ -96,11 +96,16 @@ class ServeLoop:
     async def run(self) -> None:
         """Serve until the trainer is done, the items are used up, or a stop is asked for; then drain."""
         try:
-            while (status := await self._stop.unless_draining(self._link.status())) is not None:
+            while True:
+                # Counted before run-api is asked: a group that arrives there meanwhile counts twice for a moment.
+                # Counted afterwards it would count nowhere, and one group too many would be started.
+                running, unsent = len(self._workers), self._outbox.unsent
+                if (status := await self._stop.unless_draining(self._link.status())) is None:
+                    break
                 await self._advance(status)
                 if self._is_over(status):
                     break
-                await self._start_groups(status, await self._current_pace())
+                await self._start_groups(status, await self._current_pace(), running, unsent)
                 await self._wait()
             await self._drain()
         except Stopped as reason:
@@ -150,8 +155,7 @@ class ServeLoop:
             return 1.0
         return 0.0 if self._settings.eval_handling == "STOP_TRAIN" else self._settings.eval_limit_ratio
 
-    async def _start_groups(self, status: EnvStatus, pace: Pace) -> None:
-        running, unsent = len(self._workers), self._outbox.unsent
+    async def _start_groups(self, status: EnvStatus, pace: Pace, running: int, unsent: int) -> None:
         if self._exhausted or enough(pace, status, running, unsent, self._settings.total_steps):
             return
         for _ in range(groups_to_start(pace, status, running, unsent, self._worker_ratio())):

@@ -60,8 +60,10 @@ def measure(args: argparse.Namespace) -> Report:
 
 
 async def _serve(args: argparse.Namespace, url: str) -> tuple[list[float], float, int]:
+    from environments.atropos.api import until_up
+
     env = _environment(args, url)
-    await _until_up(url)
+    await until_up(url)
     trainer = [sys.executable, "-m", "environments.cli.bench_trainer", url, str(args.sequences), str(args.groups)]
     pulling = await asyncio.create_subprocess_exec(*trainer)
     lags: list[float] = []
@@ -77,19 +79,6 @@ async def _serve(args: argparse.Namespace, url: str) -> tuple[list[float], float
             await pulling.wait()
     delivered = env.outbox.delivery.groups if env.outbox is not None else 0
     return lags, time.monotonic() - began, delivered
-
-
-async def _until_up(url: str) -> None:
-    from environments.atropos.api import ApiDown, RolloutApi
-
-    async with RolloutApi(url) as api:
-        for _ in range(600):
-            try:
-                await api.trainer_info()
-            except ApiDown:
-                await asyncio.sleep(0.1)
-            else:
-                return
 
 
 async def _watch(lags: list[float]) -> None:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Declare the config that every one of them takes."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML file, or the name of a shipped config")
+    count = None if required else "?"
+    parser.add_argument("config", metavar="CONFIG", nargs=count, help="YAML file, or the name of a shipped config")
 
 
 def add_run_directory(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from environments.cli.errors import UsageError
 
 VERBS = (
     "demo",
+    "learn",
     "serve",
     "process",
     "evaluate",

@@ -45,13 +45,13 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
     async def run(work: Work) -> GroupResult:
         return await env.run_group(work.item, work.index, env.config.group_size)
 
-    async with _opened(env, "process"):
+    async with opened(env, "process"):
         return await _run(env, items(), total, run, out or _directory(env, ""), fresh)
 
 
 async def evaluate_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: bool = False) -> int:
     """Run the evaluation items, `eval_samples` rollouts each."""
-    async with _opened(env, "evaluate"):
+    async with opened(env, "evaluate"):
         items = list(await env.evaluation_items())
         if not items:
             log.error("%s has no evaluation items: write `evaluation_items`", env.name)
@@ -91,7 +91,8 @@ def finish(env: HermesAgentBaseEnv, store: RunStore, tally: Tally) -> Summary:
 
 
 @asynccontextmanager
-async def _opened(env: HermesAgentBaseEnv, mode: str) -> AsyncIterator[None]:
+async def opened(env: HermesAgentBaseEnv, mode: str) -> AsyncIterator[None]:
+    """Pool and model open, items ready; closed however the block ends."""
     env.mode = mode
     try:
         await env.open_up()

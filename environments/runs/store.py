@@ -47,7 +47,7 @@ class RunStore:
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.directory / ".lock")
+        self._lock = locked(self.directory / ".lock")
         try:
             if not self._resume:
                 self._clear()
@@ -94,7 +94,7 @@ class RunStore:
                     yield RolloutRecord.from_json(line)
 
     def _complete_groups(self) -> list[dict[str, Any]]:
-        return [entry for entry in _whole_lines(self._groups_path) if entry["complete"]]
+        return [entry for entry in whole_lines(self._groups_path) if entry["complete"]]
 
     def _clear(self) -> None:
         for path in (self.rollouts_path, self._groups_path, self.directory / "config.json"):
@@ -134,7 +134,8 @@ def write_whole(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def _locked(path: Path) -> int:
+def locked(path: Path) -> int:
+    """Lock a file for this process; closing the descriptor unlocks it. RunInUse when another process has it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +159,8 @@ def _raw_lines(path: Path) -> list[bytes]:
     return [line for line in whole if line]
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, without a torn last one."""
     return [orjson.loads(line) for line in _raw_lines(path)]
 
 

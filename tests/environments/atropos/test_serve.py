@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from environments.atropos.api import EnvStatus
 from environments.atropos.link import ApiLost
+from environments.atropos.pacing import Pace
+from environments.atropos.serve import ServeHooks, ServeLoop, ServeSettings
 from environments.atropos.stops import Stop
 from support.atropos_api import RunApi, Trainer
 from support.atropos_envs import NumberedEnv, until
@@ -210,3 +214,46 @@ async def test_an_environment_that_leaves_does_not_keep_its_share_of_the_batch(a
     await train(trainer, 3)
     await stop_serving(staying, serving, stop)
     assert set(leaving.started) <= set(delivered(trainer))
+
+
+async def test_a_group_that_arrives_while_run_api_is_asked_is_not_replaced_by_one_too_many() -> None:
+    """The queue holds one batch of two groups: whatever the moment of delivery, two groups are started."""
+    stop, started, asked = Stop(), [], asyncio.Event()
+    outbox = SimpleNamespace(unsent=0, queued=0)
+
+    class Link:
+        registration = SimpleNamespace(starting_step=0)
+        epoch = 1
+
+        async def status(self) -> EnvStatus:
+            seen = EnvStatus(current_step=0, queue_size=outbox.queued)
+            if outbox.unsent:  # the answer is on its way while the group is delivered
+                outbox.unsent, outbox.queued = 0, 1
+                asked.set()
+            return seen
+
+    async def next_item() -> int:
+        started.append(len(started))
+        return started[-1]
+
+    async def run_group(item: int) -> None:
+        if item == 0:
+            outbox.unsent = 1
+        else:
+            await asyncio.Event().wait()
+
+    async def pace() -> Pace:
+        return Pace(group_size=4, batch_size=8, max_batches_offpolicy=1, max_workers=8)
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    outbox.drain = nothing
+    hooks = ServeHooks(next_item, run_group, nothing, nothing, lambda _: None, pace)
+    settings = ServeSettings(total_steps=-1, drain_timeout_s=0.0, poll_s=0.01)
+    serving = asyncio.create_task(ServeLoop(Link(), outbox, settings, hooks, stop).run())
+    await asked.wait()
+    await asyncio.sleep(0.1)
+    assert started == [0, 1]
+    stop.ask("test")
+    await asyncio.wait_for(serving, 10)

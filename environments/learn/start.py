@@ -1,0 +1,38 @@
+"""From a config to a run of `learn`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from environments.cli.errors import UsageError
+from environments.config import find_config
+from environments.config.yaml_file import read_yaml
+from environments.launch import load_run
+from environments.learn.plan import LearnPlan
+from environments.learn.run import LearnRun
+from environments.learn.show import Show
+
+NEEDED = ("xllamacpp", "gguf", "jax")
+
+
+def load_plan(
+    source: str, settings: Sequence[str], out: Path, resume: bool = False, fresh: bool = False, **more: Any
+) -> LearnPlan:
+    """The plan; UsageError for what cannot work."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
+    kind, config = load_run(source, settings)
+    environment = str(read_yaml(find_config(source)).data["environment"])
+    return LearnPlan(kind, config, environment, out, resume, fresh, **more)
+
+
+def learn(plan: LearnPlan, show: Show) -> int:
+    """Run it; the exit code."""
+    # What happens is on the board and in metrics.jsonl: no log lines between them.
+    logging.getLogger("environments").setLevel(logging.ERROR)
+    return asyncio.run(LearnRun(plan, show).run())

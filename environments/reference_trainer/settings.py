@@ -1,0 +1,66 @@
+"""Settings of the reference trainer: `TrainerSettings` is the `trainer:` section of a config, `TrainerJob` one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Control = Literal["none", "shuffled", "shifted"]
+
+
+class TrainerSettings(BaseModel):
+    """How to train; the defaults teach SmolLM2-135M on two cores."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(default=30, ge=0)
+    """Updates in all, those before a resume included."""
+    groups_per_step: int = Field(default=8, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    """The adapter is scaled by alpha / rank."""
+    first_layer: int = Field(default=10, ge=0)
+    """Layers below it have no adapter, and so need no backward pass."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.98, ge=0, lt=1)
+    ratio_cap: float = Field(default=2.0, gt=0)
+    """Largest importance weight: p_trainer / p_sampler of a token is truncated here."""
+    std_floor: float = Field(default=0.05, ge=0)
+    """Added to a group's deviation: groups that hardly differ are not blown up."""
+    max_gradient_norm: float | None = Field(default=None, gt=0)
+    microbatch_rows: int = Field(default=32, ge=1)
+    max_staleness: int = Field(default=2, ge=0)
+    """Rows sampled by weights older than this many updates are not trained on."""
+    synchronous: bool = True
+    """Sampling pauses while a step is trained, so that every row comes from the newest weights."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    seed: int = 0
+    control: Control = "none"
+    """Negative controls, which must not learn. `shuffled`: advantages change rows; `shifted`: masks and logprobs stand
+    one token too late."""
+
+
+class TrainerJob(TrainerSettings):
+    """One run of the trainer process: the settings, and where everything is."""
+
+    run_api_url: str
+    model_url: str | None = None
+    """The front whose weights are swapped (`/control/...`); None: adapters are only written."""
+    model: Path
+    """The GGUF that samples: the trainer starts from exactly these weights."""
+    run_dir: Path
+    resume: bool = False
+    group_size: int = Field(ge=1)
+    """Sequences of a group, `env.group_size`: run-api counts a batch in sequences."""
+    max_token_len: int = Field(ge=2)
+    """`env.max_token_length` + 1: run-api's limit is exclusive."""
+    compilation_cache: Path | None = None
+    """Where compiled programs are kept between runs; None: hermes-rl's cache folder."""
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a step."""
+        return self.groups_per_step * self.group_size
