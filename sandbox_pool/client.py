@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_pool.connection import Connection
+from sandbox_pool.connection import Connection, Dial, dial
 from sandbox_pool.sandbox import Sandbox
 from sandbox_pool.server import wire
 from sandbox_pool.spec import SandboxSpec
@@ -74,9 +74,9 @@ class HostClient:
         self._workdirs: dict[tuple[int, int], str] = {}
 
     @classmethod
-    async def connect(cls, address: str, token: str, *, timeout_s: float = 10.0) -> HostClient:
+    async def connect(cls, address: str, token: str, *, timeout_s: float = 10.0, dial: Dial = dial) -> HostClient:
         """Connect and authenticate. Raises SandboxLost when nobody answers, ProtocolError when refused."""
-        connection = await Connection.open(address, timeout_s)
+        connection = await Connection.open(address, timeout_s, dial)
         try:
             async with asyncio.timeout(timeout_s):
                 hello = {"op": "hello", "protocol": wire.PROTOCOL, "token": token}

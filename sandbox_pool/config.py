@@ -33,8 +33,9 @@ class PoolConfig(BaseModel):
     max_hosts: int = Field(default=4, ge=1)
     max_starting: int = Field(default=2, ge=1)
     """Hosts that may be starting at the same time, whatever the demand."""
-    create_interval_s: float = Field(default=0.1, ge=0)
-    """Least time between two creates at one provider, over all processes that share the state directory."""
+    create_interval_s: float | None = Field(default=None, ge=0)
+    """Least time between two creates at one provider, over all processes that share the state directory; None: what
+    the provider asks for (modal: a quarter of a second), else 0.1."""
     idle_s: float = Field(default=300.0, gt=0)
     """A host without any lease for so long is stopped, down to `min_hosts`."""
 

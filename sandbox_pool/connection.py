@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import os
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,8 @@ from sandbox_pool.server import wire
 
 Header = dict[str, Any]
 OnEvent = Callable[[Header, bytes], None]
+Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
+"""Open the way to an address and put the protocol on it; OSError or TimeoutError when nobody answers there."""
 _KINDS: Mapping[str, type[SandboxError]] = {
     "stale": StaleLease,
     "lost": SandboxLost,
@@ -37,6 +41,27 @@ def error_from_wire(error: Mapping[str, Any]) -> SandboxError:
     if kind == "file":
         return SandboxFileError(error.get("errno"), message, error.get("path"))
     return _KINDS.get(kind, SandboxError)(message)
+
+
+@functools.cache
+def _trust(*where: str | None) -> ssl.SSLContext:
+    """The certificates this machine trusts: some 20 ms to read, from where OpenSSL's variables say."""
+    return ssl.create_default_context()
+
+
+async def dial(protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
+    """The ordinary ways: `unix:/path`, `tcp:host:port` or `tls:host:port`."""
+    loop = asyncio.get_running_loop()
+    kind, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind == "unix":
+        transport, _ = await loop.create_unix_connection(lambda: protocol, rest)
+    elif kind in ("tcp", "tls"):
+        context = _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if kind == "tls" else None
+        transport, _ = await loop.create_connection(lambda: protocol, host, int(port), ssl=context)
+    else:
+        raise ProtocolError(f"not an address of a slot server: {address!r}")
+    return transport
 
 
 @dataclass(slots=True)
@@ -60,20 +85,12 @@ class Connection(asyncio.Protocol):
         self.failure: Exception | None = None
 
     @classmethod
-    async def open(cls, address: str, timeout_s: float) -> Connection:
-        """Connect to `unix:/path`, `tcp:host:port` or `tls:host:port`."""
-        loop = asyncio.get_running_loop()
-        kind, _, rest = address.partition(":")
-        host, _, port = rest.rpartition(":")
+    async def open(cls, address: str, timeout_s: float, dial: Dial) -> Connection:
+        """Connect to an address that `dial` knows the way to."""
+        connection = cls()
         try:
             async with asyncio.timeout(timeout_s):
-                if kind == "unix":
-                    _, connection = await loop.create_unix_connection(cls, rest)
-                elif kind in ("tcp", "tls"):
-                    context = ssl.create_default_context() if kind == "tls" else None
-                    _, connection = await loop.create_connection(cls, host, int(port), ssl=context)
-                else:
-                    raise ProtocolError(f"not an address of a slot server: {address!r}")
+                await dial(connection, address)
         except (OSError, TimeoutError) as error:
             raise SandboxLost(f"no slot server at {address}: {error or 'timed out'}") from error
         return connection

@@ -21,19 +21,19 @@ from sandbox_pool.isolation import check_isolation
 from sandbox_pool.journal import Journal, JournalHost
 from sandbox_pool.metrics import PoolMetrics
 from sandbox_pool.owner import Owner
-from sandbox_pool.providers.base import Provider, ReportsLoss
+from sandbox_pool.providers.base import Provider, ReportsLoss, create_interval_s
 from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.start_failures import StartFailures
 
 if TYPE_CHECKING:
     from sandbox_pool.client import HostClient
 
 log = logging.getLogger(__name__)
 
-STOP_ATTEMPTS = 3
 STOP_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 5.0
-BACKOFF_S = (0.5, 2.0, 8.0, 30.0)
-"""Wait after so many failed starts of one key in a row."""
+STOP_BACKOFF_S = 0.5, 2.0, 0.0
+"""Wait after each failed attempt."""
 
 
 class FleetEvents(Protocol):
@@ -47,38 +47,6 @@ class FleetEvents(Protocol):
 
     def grants_lost(self, grants: list[Grant]) -> None:
         """These leases went away with their host."""
-
-
-class StartFailures:
-    """Failed starts per key: how many in a row, why, and when to try again."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._retry_at_s: dict[str, float] = {}
-        self.last: dict[str, Exception] = {}
-
-    def add(self, key: str, error: Exception) -> int:
-        """Count one; how many there are in a row now."""
-        count = self._counts[key] = self._counts.get(key, 0) + 1
-        self._retry_at_s[key] = time.monotonic() + BACKOFF_S[min(count, len(BACKOFF_S)) - 1]
-        self.last[key] = error
-        return count
-
-    def clear(self, key: str) -> None:
-        """A host of this key started, or those who waited for it were told."""
-        for table in (self._counts, self._retry_at_s):
-            table.pop(key, None)
-
-    def blocked(self) -> frozenset[str]:
-        """Keys that must not be tried yet."""
-        now = time.monotonic()
-        return frozenset(key for key, at in self._retry_at_s.items() if at > now)
-
-    def next_retry_s(self) -> float | None:
-        """Seconds until a blocked key may be tried again."""
-        now = time.monotonic()
-        waits = [at - now for at in self._retry_at_s.values() if at > now]
-        return min(waits) if waits else None
 
 
 class Fleet:
@@ -173,6 +141,7 @@ class Fleet:
             self._dismiss(host, "the pool was closed")
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*map(self._end, list(self.leaked)))
 
     async def _bring_up(self, host: PooledHost) -> None:
         began_s = time.monotonic()
@@ -200,6 +169,8 @@ class Fleet:
         except TimeoutError as error:
             raise HostStartFailed(f"{host.name} was not ready after {config.start_timeout_s:g} s") from error
         host.adopt_client(client)
+        if self._health.expires_soon(host) and not host.adopted:
+            raise HostStartFailed(f"{host.name} would be ended by its place before a lease of it may be over")
         check_isolation(client.info, config.min_isolation)
         await self._take_over_slots(host)
         client.on_lost(lambda _: self.lose(host, "the connection to its slot server was lost"))
@@ -218,7 +189,8 @@ class Fleet:
     async def _intend(self, host: PooledHost) -> None:
         """Wait for this provider's turn, and write the name down before anything can exist under it."""
         config = self._config
-        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, config.create_interval_s)
+        interval_s = create_interval_s(self._provider, config.create_interval_s)
+        delay_s = await asyncio.to_thread(self._journal.reserve_create, config.provider, interval_s)
         if delay_s > 0:
             await asyncio.sleep(delay_s)
         entry = JournalHost(host.name, self._owner.tag(), config.provider, self._settings, host.key, "intent")
@@ -273,18 +245,23 @@ class Fleet:
         # Whoever still waits for an answer of this host gets `SandboxLost` now.
         await host.close_clients()
         await asyncio.to_thread(self._journal.stopping, host.name, reason)
-        for attempt in range(STOP_ATTEMPTS):
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await self._provider.stop(host.name)
-            except Exception as error:  # noqa: BLE001 - any provider's fault: retried, then kept for gc and shown
-                log.warning("%s could not be stopped (attempt %d): %s", host.name, attempt + 1, error)
-                self.leaked[host.name] = str(error)
-                await asyncio.sleep(BACKOFF_S[attempt] if attempt + 1 < STOP_ATTEMPTS else 0)
-            else:
-                self.leaked.pop(host.name, None)
-                await asyncio.to_thread(self._journal.forget, host.name)
+        for pause_s in STOP_BACKOFF_S:
+            if await self._end(host.name):
                 return
+            await asyncio.sleep(pause_s)
+
+    async def _end(self, name: str) -> bool:
+        """Have the provider end a host; whether it confirmed that nothing is left."""
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._provider.stop(name)
+        except Exception as error:  # noqa: BLE001 - any provider's fault: tried again, then kept for gc and shown
+            log.warning("%s could not be stopped: %s", name, error)
+            self.leaked[name] = str(error)
+            return False
+        self.leaked.pop(name, None)
+        await asyncio.to_thread(self._journal.forget, name)
+        return True
 
     @staticmethod
     async def _ask_to_end(client: HostClient, name: str) -> None:

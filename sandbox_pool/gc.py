@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,12 @@ ProviderPlace = tuple[str, dict[str, Any]]
 """A provider and the settings it was or would be used with."""
 
 
-def default_place(provider: str, scratch_dir: Path | None = None) -> ProviderPlace:
-    """A provider with nothing set but, perhaps, its scratch space."""
+def default_place(
+    provider: str, scratch_dir: Path | None = None, options: Mapping[str, Any] | None = None
+) -> ProviderPlace:
+    """A provider with nothing set but, perhaps, its scratch space and options."""
     scratch = None if scratch_dir is None else str(scratch_dir)
-    return provider, {"slots": 1, "min_isolation": "plain", "scratch_dir": scratch, "options": {}}
+    return provider, {"slots": 1, "min_isolation": "plain", "scratch_dir": scratch, "options": dict(options or {})}
 
 
 def claim_running(
@@ -107,7 +109,7 @@ async def collect_orphans(
     await asyncio.gather(*(_destroy_recorded(journal, state_dir, me, host, report, gate) for host in orphans))
     known = {host.name for host in recorded}
     for name, settings in _places(recorded, places):
-        await _destroy_unrecorded(name, settings, state_dir, me, live, known, report)
+        await _destroy_unrecorded(name, settings, state_dir, me, live, known, report, gate)
     for tag, owner in (await asyncio.to_thread(journal.owners)).items():
         if tag != me.tag() and not live.alive(owner.owner.tag()):
             await asyncio.to_thread(journal.forget_owner, tag)
@@ -117,7 +119,11 @@ async def collect_orphans(
 def _places(recorded: list[JournalHost], places: Iterable[ProviderPlace]) -> list[ProviderPlace]:
     """Every provider, with every setting it was used with, once."""
     known = [default_place("local"), *places, *((host.provider, host.settings) for host in recorded)]
-    return list({json.dumps([name, settings], sort_keys=True): (name, settings) for name, settings in known}.values())
+    return list(
+        {
+            json.dumps([name, settings], sort_keys=True, default=str): (name, settings) for name, settings in known
+        }.values()
+    )
 
 
 async def _destroy_recorded(
@@ -143,19 +149,23 @@ async def _destroy_unrecorded(
     live: Liveness,
     known: set[str],
     report: GcReport,
+    gate: asyncio.Semaphore,
 ) -> None:
     try:
         records = await _list(name, settings, state_dir, me)
     except Exception as error:  # noqa: BLE001 - one provider that cannot be asked must not keep others from being cleaned
         report.actions.append(GcAction("*", name, "failed", f"cannot be listed: {error}"))
         return
-    for record in records:
-        if record.name in known or live.alive(record.owner):
-            continue
-        known.add(record.name)
-        problem = await _stop(name, settings, state_dir, me, record.name)
+    orphans = [record for record in records if record.name not in known and not live.alive(record.owner)]
+    known.update(record.name for record in orphans)
+
+    async def destroy(record: HostRecord) -> None:
+        async with gate:
+            problem = await _stop(name, settings, state_dir, me, record.name)
         reason = problem or f"not in the journal, {record.state}, no living owner"
         report.actions.append(GcAction(record.name, name, "failed" if problem else "destroyed", reason))
+
+    await asyncio.gather(*map(destroy, orphans))
 
 
 def _load(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> Provider:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPIRY_MARGIN_S = 60.0
-"""A host that its place will end gets no new leases from the longest lease plus this before its end."""
+"""A host that its place will end gets no new leases from the longest lease plus this before its end, or from earlier on
+when its provider says so."""
 
 
 class HealthWatch:
@@ -66,7 +67,8 @@ class HealthWatch:
             return
         host.health_failures = 0
         host.unwell = self._scratch_problem(host)
-        if self._expires_soon(host) and host.state == "ready":
+        if self.expires_soon(host) and host.state == "ready":
+            log.info("%s is near the end of its time: it gets no more leases", host.name)
             host.state = "condemned"
 
     async def _ask(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> HostHealth:
@@ -92,8 +94,9 @@ class HealthWatch:
             log.warning("scratch space of %s is filling up: %d MB free", host.name, free_mb)
         return ""
 
-    def _expires_soon(self, host: PooledHost) -> bool:
+    def expires_soon(self, host: PooledHost) -> bool:
+        """Whether its place will end the host before a lease that begins now may be over."""
         if host.host is None or host.host.expires_at_s is None:
             return False
-        longest_s = self._config.lease_ttl_s or 0.0
-        return time.time() + longest_s + EXPIRY_MARGIN_S > host.host.expires_at_s
+        margin_s = max(host.host.drain_s, (self._config.lease_ttl_s or 0.0) + EXPIRY_MARGIN_S)
+        return time.time() + margin_s > host.host.expires_at_s

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sandbox_pool.errors import SandboxLost
-from sandbox_pool.providers.base import Host
+from sandbox_pool.providers.base import Dials, Host, Provider
 from sandbox_pool.scaling import HostView
 from sandbox_pool.spec import SandboxSpec
 
@@ -32,6 +32,20 @@ async def connect(address: str, token: str) -> HostClient:
     from sandbox_pool.client import HostClient
 
     return await HostClient.connect(address, token)
+
+
+def connect_through(provider: Provider) -> Connect:
+    """How the slot servers of this provider are reached."""
+    if not isinstance(provider, Dials):
+        return connect
+    dial = provider.dial
+
+    async def dialled(address: str, token: str) -> HostClient:
+        from sandbox_pool.client import HostClient
+
+        return await HostClient.connect(address, token, dial=dial)
+
+    return dialled
 
 
 @dataclass(frozen=True, eq=False)

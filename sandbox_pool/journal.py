@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS leases (
 CREATE TABLE IF NOT EXISTS pacing (provider TEXT PRIMARY KEY, next_s REAL NOT NULL);
 """
 VERSION = 1
+LONGEST_LINE = 1000
+"""Creates that may stand in line for their moment."""
 SECRET = re.compile(r"token|secret|password|passwd|credential|api_?key", re.IGNORECASE)
 
 
@@ -192,8 +194,9 @@ class Journal:
         now = time.time()
         with self._transaction() as db:
             row = db.execute("SELECT next_s FROM pacing WHERE provider = ?", (provider,)).fetchone()
-            # A clock that was set back must not stop creates for hours: no reservation lies further than a minute away.
-            at = now if row is None else max(now, min(float(row["next_s"]), now + 60.0))
+            # A clock that was set back must not stop creates for hours.
+            latest = now + LONGEST_LINE * interval_s
+            at = now if row is None else max(now, min(float(row["next_s"]), latest))
             db.execute("INSERT OR REPLACE INTO pacing VALUES (?, ?)", (provider, at + interval_s))
         return at - now
 

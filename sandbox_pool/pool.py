@@ -25,7 +25,7 @@ from sandbox_pool.dispatch import Dispatcher
 from sandbox_pool.errors import PoolClosed
 from sandbox_pool.fleet import Fleet
 from sandbox_pool.gc import claim_running, collect_orphans
-from sandbox_pool.hosts import Connect, Grant, connect
+from sandbox_pool.hosts import Connect, Grant, connect_through
 from sandbox_pool.journal import Journal
 from sandbox_pool.lease import Lease, LeaseRequest
 from sandbox_pool.lease_log import LeaseLog
@@ -47,14 +47,15 @@ HEARTBEAT_S = 10.0
 class SlotPool:
     """Leases on isolated slots. Use it as `async with SlotPool.from_config(config) as pool`."""
 
-    def __init__(self, config: PoolConfig, provider: Provider | None = None, connect: Connect = connect) -> None:
+    def __init__(self, config: PoolConfig, provider: Provider | None = None, connect: Connect | None = None) -> None:
         self.config = config
         self.metrics = PoolMetrics()
         self.owner = this_process()
         self._context = ProviderContext.of(config, self.owner.tag())
         self._provider = provider or load_provider(config.provider, self._context, config.provider_options)
         self._host_key = host_keys(self._provider)
-        self._connect = connect
+        self.connect = connect or connect_through(self._provider)
+        """Another client of one of the pool's slot servers: address, token -> client."""
         self._home: asyncio.AbstractEventLoop | None = None
         self._state = "new"
         self._background: set[asyncio.Task[None]] = set()
@@ -100,6 +101,7 @@ class SlotPool:
         await asyncio.to_thread(self._journal.beat, self.owner, " ".join(sys.argv)[:200])
         self._lease_log = LeaseLog(self._journal)
         settings = self._context.settings(self.config.provider_options)
+        self._place = self.config.provider, settings
         self._dispatcher = Dispatcher(self.config, self.metrics, self._lease_log)
         self._fleet = Fleet(
             self.config,
@@ -109,7 +111,7 @@ class SlotPool:
             self.owner,
             self.metrics,
             self._dispatcher,
-            self._connect,
+            self.connect,
         )
         default = self.config.spec
         default_key = self._host_key(default)
@@ -264,7 +266,7 @@ class SlotPool:
     async def _collect(self) -> None:
         """What dead processes left behind goes, while this pool is already serving."""
         try:
-            report = await collect_orphans(self._journal, self._context.state_dir, self.owner)
+            report = await collect_orphans(self._journal, self._context.state_dir, self.owner, places=[self._place])
         except Exception as error:  # noqa: BLE001 - leftovers of others must not stop this pool; gc shows the same fault
             log.warning("leftovers of earlier runs could not be removed: %s", error)
             return

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench.add_argument("--rounds", type=int, default=100, help="samples per latency (default 100)")
     bench.add_argument("--throughput-s", type=float, default=2.0, help="seconds per throughput sample (default 2)")
     bench.add_argument("--transfer-mb", type=int, default=100, help="size of the transferred file (default 100)")
+    gc.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of these providers")
     gc.add_argument("--scratch-dir", help="also look for local leftovers here")
     bench.add_argument(
         "--many", type=int, default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"

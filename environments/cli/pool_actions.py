@@ -92,7 +92,7 @@ def gc(args: argparse.Namespace) -> int:
     journal = Journal(state_dir)
     me = this_process()
     try:
-        places = [default_place(name) for name in args.provider]
+        places = [default_place(name, options=_options(args)) for name in args.provider]
         if args.scratch_dir:
             places.append(default_place("local", Path(args.scratch_dir)))
         report = asyncio.run(collect_orphans(journal, state_dir, me, places=places))
@@ -109,16 +109,20 @@ def gc(args: argparse.Namespace) -> int:
     return 1 if report.left else 0
 
 
-def _config(args: argparse.Namespace) -> PoolConfig:
+def _options(args: argparse.Namespace) -> dict[str, str]:
     options: dict[str, str] = {}
     for text in args.option:
         key, separator, value = text.partition("=")
         if not separator:
             raise UsageError(f"--option {text!r} is not KEY=VALUE")
         options[key] = value
+    return options
+
+
+def _config(args: argparse.Namespace) -> PoolConfig:
     fields = {
         "provider": args.provider,
-        "provider_options": options,
+        "provider_options": _options(args),
         "slots_per_host": args.slots,
         "max_hosts": 1,
         "min_isolation": args.min_isolation,

@@ -12,6 +12,7 @@ from environments.doctor.endpoint import http_status
 from environments.doctor.findings import Finding, ask
 
 _NOMAD_DEFAULT = "http://127.0.0.1:4646"
+_TRY_MODAL = "hermes-rl pool check --provider modal"
 
 
 async def nomad() -> Finding:
@@ -35,8 +36,8 @@ async def modal() -> Finding:
         return Finding("modal", "missing", "SDK not installed", "pip install 'hermes-rl[modal]'")
     version = importlib.metadata.version("modal")
     if _has_modal_token():
-        return Finding("modal", "ok", f"SDK {version}, token found")
-    return Finding("modal", "missing", f"SDK {version}, no token", "modal token new")
+        return Finding("modal", "ok", f"SDK {version}, token found; try it: {_TRY_MODAL}")
+    return Finding("modal", "missing", f"SDK {version}, no token", f"modal token new, then {_TRY_MODAL}")
 
 
 def _has_modal_token() -> bool:

@@ -77,9 +77,7 @@ class CheckContext:
         """A second client of the host, with its token or another."""
         async with self.lease() as box:
             host = box.endpoint
-        from sandbox_pool.client import HostClient
-
-        return await HostClient.connect(host.address, host.token if token is None else token)
+        return await self.pool.connect(host.address, host.token if token is None else token)
 
     async def host_secret(self) -> HostSecret:
         """A file that only the owner of the slot server's machine can read."""

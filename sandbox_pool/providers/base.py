@@ -29,13 +29,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from sandbox_pool.config import Isolation, PoolConfig
 from sandbox_pool.journal import without_secrets
 from sandbox_pool.spec import SandboxSpec
 
+if TYPE_CHECKING:
+    import asyncio
+
 ENTRY_POINT_GROUP = "hermes_rl.providers"
+DEFAULT_CREATE_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,14 @@ class Host:
 
     name: str
     address: str
-    """`unix:/path`, `tcp:host:port` or `tls:host:port`"""
+    """`unix:/path`, `tcp:host:port` or `tls:host:port`; whatever a provider that dials itself understands (`Dials`)."""
     token: str
     identity: str = ""
     """What is behind the name (an allocation id, a sandbox id, a pid): another one is another host."""
     expires_at_s: float | None = None
     """Unix time at which the place ends the host (Modal: after 24 h at most); the pool replaces it before."""
+    drain_s: float = 60.0
+    """How long before that it gets no new leases, so that those it has can finish."""
 
     def __repr__(self) -> str:
         return f"Host(name={self.name!r}, address={self.address!r}, identity={self.identity!r})"
@@ -151,11 +157,30 @@ class Adopts(Protocol):
 
 
 @runtime_checkable
+class Paces(Protocol):
+    """Optional: the place takes creates only at a certain rate, which counts unless a config sets another."""
+
+    create_interval_s: float
+    """Least time between two creates."""
+
+
+@runtime_checkable
 class ReportsLoss(Protocol):
     """Optional: the place says when a host is gone, which no connection tells when a whole machine is cut off."""
 
     def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
         """Call back with name and reason, in the pool's loop, for hosts that were started and not stopped."""
+
+
+@runtime_checkable
+class Dials(Protocol):
+    """Optional: no socket leads to the hosts (or not to all of them), so the provider opens the way to each itself."""
+
+    async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
+        """Put the protocol on a transport to the slot server at this address; called in any loop, once per connection.
+
+        OSError or TimeoutError when nobody answers. `sandbox_pool.connection.dial` knows the ordinary addresses.
+        """
 
 
 @runtime_checkable
@@ -174,6 +199,13 @@ class Closes(Protocol):
         """Release what the provider itself holds; hosts are already stopped."""
 
 
+def create_interval_s(provider: Provider, configured_s: float | None) -> float:
+    """Least time between two creates: as configured, else as the provider says, else hardly any."""
+    if configured_s is not None:
+        return configured_s
+    return provider.create_interval_s if isinstance(provider, Paces) else DEFAULT_CREATE_INTERVAL_S
+
+
 def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
     """Which hosts may serve a spec: as the provider says, else only those that were started for the very same spec."""
     return provider.host_key if isinstance(provider, KeysHosts) else SandboxSpec.key
@@ -181,8 +213,13 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 BUILT_IN = {
     "local": "sandbox_pool.providers.local:LocalProvider",
+    "modal": "sandbox_pool.providers.modal:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad:NomadProvider",
 }
+
+
+EXTRAS = frozenset({"modal"})
+"""Built-in providers that need packages of their own, by the name of the extra."""
 
 
 def provider_names() -> list[str]:
@@ -206,7 +243,8 @@ def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any
     try:
         factory = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"the provider {name!r} cannot be loaded: {error}") from error
+        hint = f"; pip install 'hermes-rl[{name}]'" if name in EXTRAS and isinstance(error, ImportError) else ""
+        raise ValueError(f"the provider {name!r} cannot be loaded: {error}{hint}") from error
     return cast("Provider", factory(context, options))
 
 

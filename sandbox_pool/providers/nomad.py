@@ -21,9 +21,9 @@ from typing import Any
 
 from sandbox_pool.errors import HostStartFailed, SandboxError, SandboxLost
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.providers.host_load import bring_to_life, packed_server, token_hash
 from sandbox_pool.providers.nomad_api import Json, NomadApi, NomadError
 from sandbox_pool.providers.nomad_job import META_HOST, META_OWNER, META_TOKEN, PORT, TASK, render_job
-from sandbox_pool.providers.nomad_load import bring_to_life, packed_server, token_hash
 from sandbox_pool.providers.nomad_options import NomadOptions
 from sandbox_pool.providers.nomad_placement import placement_problem
 from sandbox_pool.providers.nomad_watch import Allocation, AllocationWatch, heard
@@ -86,17 +86,17 @@ class NomadProvider:
         if known is not None and known != allocation.id:
             raise SandboxLost(f"{name} was allocation {known[:8]} and is {allocation.id[:8]} now")
         host, port = await self._place(name, allocation)
-        token = self._context.token(name)
+        address, token = f"tcp:{host}:{port}", self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):
-                await self._unless_gone(name, child, bring_to_life(name, host, port, token, self._server()[0]))
+                await self._unless_gone(name, child, bring_to_life(name, address, token, self._server()[0]))
         except TimeoutError as error:
             raise HostStartFailed(
                 f"{name}: {host}:{port} did not answer in {self._options.ready_timeout_s:g} s after its allocation "
                 f"{allocation.id[:8]} was running; can this machine reach the node?"
             ) from error
         watch.guard(name, child, allocation.id)
-        return Host(name, f"tcp:{host}:{port}", token, identity=allocation.id)
+        return Host(name, address, token, identity=allocation.id)
 
     async def stop(self, name: str) -> None:
         """Purge the host's job and wait until its node has ended it. Raises when that cannot be confirmed."""

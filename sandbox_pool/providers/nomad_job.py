@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from sandbox_pool.providers.base import ProviderContext
+from sandbox_pool.providers.host_load import loader_text
 from sandbox_pool.providers.nomad_options import NomadOptions
 
 Json = dict[str, Any]
@@ -24,14 +24,6 @@ META_TOKEN = "hermes_token_sha256"
 SECOND_NS = 10**9
 KILL_TIMEOUT_S = 10
 LOG_MB = 2
-LOADER = Path(__file__).with_name("nomad_loader.py")
-
-
-def loader_text() -> str:
-    """The program of the task, without its docstring: the text rides in every child of the job."""
-    text = LOADER.read_text()
-    _, _, rest = text.partition('"""\n\nfrom __future__')
-    return f"from __future__{rest}"
 
 
 def render_job(options: NomadOptions, context: ProviderContext, server_sha256: str, image: str | None = None) -> Json:

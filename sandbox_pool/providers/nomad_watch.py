@@ -189,7 +189,8 @@ class AllocationWatch:
 async def heard(news: asyncio.Event, timeout_s: float) -> None:
     """Return when there is news, or after the time is up."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(news.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
 
 
 async def _with_ticks(stream: AsyncIterator[dict[str, Any]], interval_s: float) -> AsyncIterator[dict[str, Any] | None]:

@@ -48,6 +48,7 @@ def main() -> None:
         helper_main()
         return
     arguments = _arguments()
+    _heed_signals()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)
     problems = cleanup.clean(arguments.scratch)
@@ -71,6 +72,12 @@ def main() -> None:
 def _say(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+def _heed_signals() -> None:
+    """What is ignored here stays ignored in every command, and a shell's `&` has interrupts ignored."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _raise_file_limit() -> None:

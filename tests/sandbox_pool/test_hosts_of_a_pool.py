@@ -62,7 +62,7 @@ async def test_idle_hosts_go_down_to_the_minimum(make_pool):
         assert len(place.servers) == 3
         await asyncio.gather(*(lease.release() for lease in leases))
         await eventually(lambda: len(place.servers) == 1)
-        assert len(journal_of(pool)) == 1
+        await eventually(lambda: len(journal_of(pool)) == 1)
 
 
 async def test_the_intent_is_in_the_journal_before_the_provider_is_asked(make_pool):
@@ -99,12 +99,24 @@ async def test_a_stop_that_fails_is_tried_again(make_pool):
 
 
 async def test_a_host_that_cannot_be_stopped_stays_in_the_journal(make_pool, monkeypatch):
-    monkeypatch.setattr("sandbox_pool.fleet.BACKOFF_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("sandbox_pool.fleet.STOP_BACKOFF_S", (0.01, 0.01, 0.0))
     place = FakePlace()
     async with make_pool(place) as pool:
         place.stop_failures = 99
     assert list(journal_of(pool).values()) == ["stopping"]
     assert list(pool.status().leaked.values()) == ["the place does not answer"]
+
+
+async def test_a_host_that_could_not_be_stopped_is_tried_again_when_the_pool_closes(make_pool, monkeypatch):
+    monkeypatch.setattr("sandbox_pool.fleet.STOP_BACKOFF_S", (0.0, 0.0))
+    place = FakePlace()
+    async with make_pool(place) as pool:
+        place.stop_failures = 2
+        (host,) = pool._fleet.hosts.values()
+        pool._fleet.lose(host, "cut off")
+        await eventually(lambda: pool.status().leaked and place.stop_failures == 0)
+    assert pool.status().leaked == {}
+    assert journal_of(pool) == {}
 
 
 async def test_starting_the_pool_fails_when_no_host_can_be_started(make_pool):
@@ -116,7 +128,7 @@ async def test_starting_the_pool_fails_when_no_host_can_be_started(make_pool):
 
 
 async def test_those_who_wait_are_told_after_so_many_failures_in_a_row(make_pool, monkeypatch):
-    monkeypatch.setattr("sandbox_pool.fleet.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("sandbox_pool.start_failures.BACKOFF_S", (0.01,))
     place = FakePlace()
     place.failures = [OSError("no quota")] * 3
     async with make_pool(place, min_hosts=0, start_attempts=3) as pool:
@@ -241,7 +253,7 @@ async def test_a_host_that_stays_silent_is_lost_in_the_end(make_pool):
 
 async def test_a_host_near_the_end_of_its_life_gets_no_new_leases(make_pool):
     place = FakePlace(slots=1)
-    place.expires_at_s = time.time() + 30
+    place.expires_at_s = time.time() + 61.5
     async with make_pool(place, health_interval_s=0.02, max_hosts=2) as pool:
         first = place.started[0][0]
         place.expires_at_s = None

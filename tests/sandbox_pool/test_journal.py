@@ -85,7 +85,16 @@ def test_creates_are_paced_over_all_users_of_the_journal(journal, tmp_path):
 def test_a_clock_that_jumped_back_does_not_stop_creates_for_hours(journal):
     with sqlite3.connect(journal.path) as db:
         db.execute("INSERT INTO pacing VALUES ('modal', ?)", (time.time() + 9999,))
-    assert journal.reserve_create("modal", 1.0) <= 60.0
+    assert journal.reserve_create("modal", 0.25) <= 250.0
+
+
+def test_a_long_line_of_creates_is_paced_to_its_end(journal):
+    began_s = time.time()
+    for _ in range(300):
+        journal.reserve_create("modal", 0.25)
+    with sqlite3.connect(journal.path) as db:
+        (next_s,) = db.execute("SELECT next_s FROM pacing WHERE provider = 'modal'").fetchone()
+    assert next_s - began_s >= 300 * 0.25
 
 
 def _hammer(path, number):

@@ -100,6 +100,22 @@ async def test_the_server_sees_nothing_of_the_clients_environment(make_provider,
     await provider.stop("h1")
 
 
+async def test_signals_that_the_client_ignores_are_not_ignored_in_slots(make_provider):
+    """A shell has what it starts with `&` ignore interrupts, and whoever ignores one passes that on."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        provider = make_provider()
+        host = await provider.start("h1", SPEC)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    client = await HostClient.connect(host.address, host.token)
+    epoch = await client.lease(0, task_id="t", spec=SPEC)
+    result = await client.sandbox(0, epoch, task_id="t", spec=SPEC).exec("grep SigIgn /proc/self/status")
+    await client.close()
+    await provider.stop("h1")
+    assert int(result.output.split()[1], 16) & 1 << (signal.SIGINT - 1) == 0
+
+
 async def test_isolation_that_cannot_be_had_is_its_own_error(make_provider):
     with pytest.raises(IsolationUnavailable, match="namespaces"):
         await make_provider({"level": "plain"}, min_isolation="namespaces").start("h1", SPEC)

@@ -33,6 +33,23 @@ def test_a_third_party_provider_is_loaded_by_its_import_path(context, monkeypatc
     assert provider.context is context
 
 
+class Paced(Plain):
+    create_interval_s = 0.25
+
+
+def test_creates_are_paced_as_configured_else_as_the_provider_asks(context):
+    plain, paced = Plain(context, {}), Paced(context, {})
+    assert base.create_interval_s(plain, None) == base.DEFAULT_CREATE_INTERVAL_S
+    assert base.create_interval_s(paced, None) == 0.25
+    assert base.create_interval_s(paced, 0.0) == 0.0
+
+
+def test_a_provider_whose_packages_are_missing_says_how_to_get_them(context, monkeypatch):
+    monkeypatch.setitem(base.BUILT_IN, "modal", "no.such.package:Provider")
+    with pytest.raises(ValueError, match=r"pip install 'hermes-rl\[modal\]'"):
+        base.load_provider("modal", context, {})
+
+
 def test_an_unknown_provider_is_refused_with_what_there_is(context):
     with pytest.raises(ValueError, match=r"no provider 'locl'; there are .*local.*module:Class"):
         base.load_provider("locl", context, {})

@@ -1,6 +1,6 @@
-"""First process of a host on a Nomad node: gets the slot server from the pool, runs it, and cleans up after it.
+"""First process of a host elsewhere: gets the slot server from the pool, runs it, and cleans up after it.
 
-It travels in the job as text (`python3 -c`), so it stands alone and runs on Python 3.9. The job names only hashes: of
+It travels as text (`python3 -c`), so it stands alone and runs on Python 3.9. Whoever starts it names only hashes: of
 the token, so that nobody who may read jobs can use the host, and of the server, so that only that program is ever run.
 
     client: load <token>            loader: need | have
@@ -37,7 +37,7 @@ def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str
         try:
             peer, _ = listener.accept()
             peer.settimeout(RECEIVE_S)
-            words = read_line(peer).split()
+            words = read_line(peer, b"load ").split()
             if len(words) == 2 and words[0] == "load":
                 digest = hashlib.sha256(words[1].encode()).hexdigest()
                 if hmac.compare_digest(digest, wanted):
@@ -48,10 +48,10 @@ def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str
     sys.exit("no pool came for this host in time")
 
 
-def read_line(peer: socket.socket) -> str:
-    """One short line, read byte by byte so that nothing behind it is taken."""
+def read_line(peer: socket.socket, begins: bytes = b"") -> str:
+    """One short line, read byte by byte so that nothing behind it is taken; cut short when it begins otherwise."""
     line = b""
-    while not line.endswith(b"\n") and len(line) < 200:
+    while not line.endswith(b"\n") and len(line) < 200 and line[: len(begins)] == begins[: len(line)]:
         data = peer.recv(1)
         if not data:
             break
@@ -60,7 +60,7 @@ def read_line(peer: socket.socket) -> str:
 
 
 def receive(peer: socket.socket, path: Path) -> None:
-    """The program, accepted only when it is the one that the job names."""
+    """The program, accepted only when it is the one that was announced."""
     if path.exists():
         peer.sendall(b"have\n")
         return
@@ -75,7 +75,7 @@ def receive(peer: socket.socket, path: Path) -> None:
             sys.exit("the connection was cut while the program was sent")
         data += chunk
     if hashlib.sha256(data).hexdigest() != os.environ["HRL_SERVER_SHA256"]:
-        sys.exit("the program that was sent is not the one that the job names")
+        sys.exit("the program that was sent is not the one that was announced")
     path.write_bytes(data)
 
 

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from sandbox_pool.errors import HostStartFailed
-from sandbox_pool.providers.nomad_job import loader_text
-from sandbox_pool.providers.nomad_load import bring_to_life
+from sandbox_pool.providers.host_load import bring_to_life, loader_text
 from support.nomad_recorded import free_port, token_hash
 from support.pool_wait import eventually
 
@@ -88,13 +87,23 @@ async def test_who_does_not_know_the_token_is_sent_away_and_the_pool_still_serve
     assert await offer(loader, TOKEN) == (b"need\n", b'{"error": "not a real server"}\n')
 
 
+async def test_who_speaks_another_language_is_sent_away_at_once(loader):
+    await loader.start()
+    reader, writer = await loader.connect()
+    writer.write(b"\x00\x00\x00\x20 a greeting to a slot server")
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+    assert await offer(loader, TOKEN) == (b"need\n", b'{"error": "not a real server"}\n')
+
+
 async def test_another_program_is_not_run(loader):
     await loader.start()
     wish, line = await offer(loader, TOKEN, program=b"print('evil')")
     assert (wish, line) == (b"need\n", b"")
     code, errors = await loader.ended()
     assert code == 1
-    assert "not the one that the job names" in errors
+    assert "not the one that was announced" in errors
 
 
 async def test_a_program_that_is_there_already_is_not_sent(loader, tmp_path):
@@ -126,7 +135,20 @@ async def test_told_to_end_it_ends_the_server_and_cleans_up(loader, tmp_path, nu
 async def test_what_keeps_the_server_from_serving_reaches_the_pool(loader):
     await loader.start()
     with pytest.raises(HostStartFailed, match="one: not a real server"):
-        await bring_to_life("one", "127.0.0.1", loader.port, TOKEN, PROGRAM)
+        await bring_to_life("one", f"tcp:127.0.0.1:{loader.port}", TOKEN, PROGRAM)
+
+
+async def test_whoever_cancels_the_loading_of_a_host_is_obeyed_at_any_moment():
+    async def refuse(protocol, address):
+        raise ConnectionRefusedError
+
+    for steps in range(12):
+        task = asyncio.create_task(bring_to_life("one", "tcp:nowhere:1", TOKEN, PROGRAM, refuse))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled(), f"cancelled after {steps} steps it went on"
 
 
 async def test_the_port_is_free_again_when_it_ended(loader):
