@@ -49,7 +49,7 @@ class LearnRun:
         self._evaluator: Evaluator | None = None
         self._trainer: Child | None = None
         self._clock = Clock(plan.config.learn.minutes)
-        self._tail = RolloutTail(self._folder.rollouts)
+        self._tail: RolloutTail | None = None
         self._fault: asyncio.Future[None] | None = None
         self._opened_at: float | None = None
         self._sampled = {"busy_s": 0.0, "sampled_tokens": 0}
@@ -82,6 +82,7 @@ class LearnRun:
     async def _work(self) -> None:
         plan, folder = self._plan, self._folder
         self._fault = asyncio.get_running_loop().create_future()
+        self._tail = RolloutTail(folder.rollouts)
         folder.write_yaml("config.yaml", plan.as_run())
         resumed = plan.resume and folder.saved_step is not None
         if resumed:
@@ -221,6 +222,7 @@ class LearnRun:
     async def _take_stock(self) -> dict[str, Any]:
         """What was sampled since the last step."""
         assert self._front is not None
+        assert self._tail is not None
         stats = self._front.stats()["train"]
         sampling_s = stats["busy_s"] - self._sampled["busy_s"]
         tokens = stats["sampled_tokens"] - self._sampled["sampled_tokens"]
