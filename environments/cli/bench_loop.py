@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         choices=("stand-in", "in-process", "text"),
-        default="stand-in",
-        help="exact tokens from the stand-in over HTTP, from a backend in this process, or no tokens (stand-in)",
+        default="in-process",
+        help="exact tokens from a backend in this process, from the stand-in over HTTP, or no tokens (in-process)",
     )
 
 
