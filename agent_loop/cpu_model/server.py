@@ -36,7 +36,7 @@ class CpuModel:
         *,
         model: Path | str | None = None,
         f16: bool = False,
-        weights: str = "as-is",
+        weights: str = AS_IS,
         context_tokens: int = 2048,
         parallel: int = 4,
         threads: int | None = None,

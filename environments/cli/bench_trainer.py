@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-import urllib.request
-from typing import Any
+
+from environments.reference_trainer.api import call
 
 PAUSE_S = 0.05
-
-
-def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One request to run-api; uncompressed, as trainers should ask."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=300) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
+TIMEOUT_S = 300.0
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+"""As trainers should ask."""
 
 
 def main(url: str, batch_size: int, batches: int) -> None:
     """Pull so many batches."""
     names = {"wandb_group": "bench", "wandb_project": "bench", "checkpoint_dir": ""}
     numbers = {"max_token_len": -1, "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": batches}
-    call(f"{url}/register", {**names, **numbers, "batch_size": batch_size})
+    call("POST", f"{url}/register", {**names, **numbers, "batch_size": batch_size}, timeout_s=TIMEOUT_S)
     got = 0
     while got < batches:
-        if call(f"{url}/batch")["batch"]:
+        if call("GET", f"{url}/batch", headers=UNCOMPRESSED, timeout_s=TIMEOUT_S)["batch"]:
             got += 1
         else:
             time.sleep(PAUSE_S)

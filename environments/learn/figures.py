@@ -10,6 +10,7 @@ from typing import Any
 from agent_loop.cpu_model.prefix import common_prefix
 from agent_loop.records import RolloutRecord
 from environments.estimates import mean
+from environments.report.read import read_rollouts
 from environments.summary import summarize_slice
 
 
@@ -50,8 +51,8 @@ def evaluation_figures(records: Sequence[RolloutRecord], kinds: Mapping[str, str
 
 def shared_prompt(path: Path) -> list[int]:
     """Token ids that all prompts of a rollouts.jsonl begin with: system prompt and examples. Blocking."""
-    records = [RolloutRecord.from_json(line) for line in path.read_bytes().splitlines()]
-    return common_prefix(record.sampled_calls[0].prompt_ids for record in records if record.sampled_calls)
+    calls = (record.sampled_calls for record in read_rollouts(path))
+    return common_prefix(sampled[0].prompt_ids for sampled in calls if sampled)
 
 
 class RolloutTail:

@@ -29,8 +29,6 @@ class LearnPlan:
 
     kind: type[HermesAgentBaseEnv]
     config: RunConfig
-    environment: str
-    """As the config names it."""
     out: Path
     resume: bool = False
     fresh: bool = False
@@ -66,7 +64,7 @@ class LearnPlan:
     def as_run(self) -> dict[str, Any]:
         """The whole config, secrets masked, for the reader of the run."""
         plain: dict[str, Any] = orjson.loads(orjson.dumps(masked(self.config), default=str))
-        return plain | {"environment": self.environment}
+        return plain
 
     def serve_config(self, api_url: str, server: ServerConfig, rollouts: Path) -> dict[str, Any]:
         """Config of the environment that trains."""
@@ -84,7 +82,7 @@ class LearnPlan:
         if given.max_num_workers == -1:
             settings["max_num_workers"] = self.config.trainer.groups_per_step
         return {
-            "environment": self.environment,
+            "environment": self.config.environment,
             "env": settings,
             "openai": server.model_dump(mode="json", exclude_unset=True),
         }

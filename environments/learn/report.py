@@ -14,6 +14,7 @@ from agent_loop.records import RolloutRecord
 from environments.learn.curves import all_charts
 from environments.learn.folder import read_entries
 from environments.learn.show import number, percent, with_error
+from environments.report.read import read_rollouts
 from environments.runs.store import write_whole
 
 EXAMPLES = 8
@@ -107,8 +108,7 @@ def _examples(folder: Path, entries: Sequence[Mapping[str, Any]]) -> str:
 def _first_answers(path: Path) -> dict[str, RolloutRecord]:
     found: dict[str, RolloutRecord] = {}
     if path.is_file():
-        for line in path.read_bytes().splitlines():
-            record = RolloutRecord.from_json(line)
+        for record in read_rollouts(path):
             if record.trainable:
                 found.setdefault(record.item_id, record)
     return found

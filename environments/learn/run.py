@@ -141,7 +141,7 @@ class LearnRun:
                     child, code = ends.pop(task), task.result()
                     if child is trainer and (code == 0 or self._ending is not None):
                         return
-                    if not (child is serve and code == 0 and await self._all_batches_taken()):
+                    if child is not serve or code != 0 or not await self._all_batches_taken():
                         raise LearnFailed(self._obituary(child, code))
         finally:
             for pending in (model_lost, *ends):

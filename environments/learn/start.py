@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from environments.cli.errors import UsageError
-from environments.config import find_config
-from environments.config.yaml_file import read_yaml
 from environments.launch import load_run
 from environments.learn.plan import LearnPlan
 from environments.learn.run import LearnRun
@@ -27,8 +25,7 @@ def load_plan(
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
     kind, config = load_run(source, settings)
-    environment = str(read_yaml(find_config(source)).data["environment"])
-    return LearnPlan(kind, config, environment, out, resume, fresh, **more)
+    return LearnPlan(kind, config, out, resume, fresh, **more)
 
 
 def learn(plan: LearnPlan, show: Show) -> int:

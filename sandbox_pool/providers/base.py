@@ -120,6 +120,16 @@ class ProviderContext:
             scratch_dir=Path(scratch_dir) if scratch_dir else None,
         )
 
+    def server_arguments(self, host_id: str, level: str | None, image: str | None = None) -> list[str]:
+        """What every slot server of this pool is started with, wherever it runs."""
+        arguments = ["--slots", str(self.slots), "--host-id", host_id]
+        arguments += ["--min-isolation", self.min_isolation, "--owner-ttl-s", f"{self.owner_ttl_s:g}"]
+        if level:
+            arguments += ["--level", level]
+        if image is not None:
+            arguments += ["--image", image]
+        return arguments
+
     def token(self, name: str) -> str:
         """The host's bearer token: derived from its name and a key only this user can read, so it is stored nowhere."""
         return hmac.new(_pool_key(self.state_dir), name.encode(), hashlib.sha256).hexdigest()

@@ -157,13 +157,9 @@ class LocalProvider:
         return process
 
     async def _create_process(self, name: str, address: str) -> asyncio.subprocess.Process:
-        context = self._context
         directory = self._directory(name)
         arguments = [str(directory / "server.py"), "--scratch", str(directory / "scratch"), "--die-with-parent"]
-        arguments += ["--listen", address, "--slots", str(context.slots), "--host-id", name]
-        arguments += ["--min-isolation", context.min_isolation, "--owner-ttl-s", str(context.owner_ttl_s)]
-        if self._options.level is not None:
-            arguments += ["--level", self._options.level]
+        arguments += ["--listen", address, *self._context.server_arguments(name, self._options.level)]
         user = None if self._options.user is None else pwd.getpwnam(self._options.user)
         with (directory / "server.log").open("wb") as log_file:
             return await asyncio.create_subprocess_exec(

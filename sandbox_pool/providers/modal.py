@@ -27,8 +27,8 @@ from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.providers.host_load import bring_to_life, loader_text, packed_server, token_hash
 from sandbox_pool.providers.modal_calls import ModalFault, ModalMissing, ask
 from sandbox_pool.providers.modal_exec import ExecHost, ExecPath
-from sandbox_pool.providers.modal_images import ImageName, Images
-from sandbox_pool.providers.modal_options import ModalOptions, Texts
+from sandbox_pool.providers.modal_images import ImageName, Images, named_secret
+from sandbox_pool.providers.modal_options import ModalOptions
 from sandbox_pool.providers.modal_sandboxes import TAG_HOST, TAG_OWNER, Box, Sandboxes
 from sandbox_pool.spec import SandboxSpec
 
@@ -158,19 +158,16 @@ class ModalProvider:
         """What `Sandbox.create` is called with."""
         app, image = await self._app(create=True), self._image(spec)
         sha256 = (await asyncio.to_thread(self._server))[1]
-        secrets = [
-            modal.Secret.from_name(each, environment_name=self._options.environment) for each in self._options.secrets
-        ]
         return {
             "command": self._command(name, image, sha256),
             "app": app,
             "image": await self._images.built(image, app),
-            "secrets": secrets,
+            "secrets": [named_secret(each, self._options) for each in self._options.secrets],
             "tags": {TAG_OWNER: self._context.owner},
             **self._options.create_arguments(),
         }
 
-    def _command(self, name: str, image: str | None, sha256: str) -> Texts:
+    def _command(self, name: str, image: str | None, sha256: str) -> tuple[str, ...]:
         """The loader and what it needs to know; not as variables: with GPUs they cost a secret per create."""
         options, context = self._options, self._context
         variables = {
@@ -181,12 +178,7 @@ class ModalProvider:
             "HRL_TOKEN_SHA256": token_hash(context.token(name)),
             "HRL_LOAD_S": f"{options.ready_timeout_s:g}",
         }
-        server = ["--slots", str(context.slots), "--host-id", name, "--min-isolation", context.min_isolation]
-        server += ["--owner-ttl-s", f"{context.owner_ttl_s:g}"]
-        if options.level:
-            server += ["--level", options.level]
-        if image is not None:
-            server += ["--image", image]
+        server = context.server_arguments(name, options.level, image)
         settings = [f"{key}={value}" for key, value in variables.items()]
         return "env", *settings, options.python, "-c", loader_text(), *server
 

@@ -40,7 +40,7 @@ class ImageName:
 
     def recipe(self, options: ModalOptions) -> Any:
         """The image in the SDK's terms, not built yet."""
-        secret = _secret(options.registry_secret, options) if options.registry_secret else None
+        secret = named_secret(options.registry_secret, options) if options.registry_secret else None
         if self.kind == "default":
             return modal.Image.debian_slim(python_version=options.add_python or DEFAULT_PYTHON)
         if self.kind == "published":
@@ -63,7 +63,8 @@ class ImageName:
         return image.entrypoint([])
 
 
-def _secret(name: str, options: ModalOptions) -> Any:
+def named_secret(name: str, options: ModalOptions) -> Any:
+    """A secret of the account, in the SDK's terms."""
     return modal.Secret.from_name(name, environment_name=options.environment)
 
 

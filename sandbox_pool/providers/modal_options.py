@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sandbox_pool.providers.texts import Texts
 
 DAY_S = 24 * 3600
 DataPath = Literal["tunnel", "exec", "auto"]
-
-
-def _as_list(value: Any) -> Any:
-    """Lists may come as text, from a command line or a variable: `a,b`."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class ModalOptions(BaseModel):

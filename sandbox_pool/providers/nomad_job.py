@@ -104,13 +104,7 @@ def _environment(options: NomadOptions, context: ProviderContext, server_sha256:
 
 
 def _server_arguments(options: NomadOptions, context: ProviderContext, image: str | None) -> list[str]:
-    arguments = ["--slots", str(context.slots), "--host-id", f"${{NOMAD_META_{META_HOST}}}"]
-    arguments += ["--min-isolation", context.min_isolation, "--owner-ttl-s", f"{context.owner_ttl_s:g}"]
-    if options.level:
-        arguments += ["--level", options.level]
-    if image is not None:
-        arguments += ["--image", image]
-    return arguments
+    return context.server_arguments(f"${{NOMAD_META_{META_HOST}}}", options.level, image)
 
 
 def _driver_config(options: NomadOptions, context: ProviderContext, image: str | None) -> Json:

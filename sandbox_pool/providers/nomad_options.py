@@ -6,9 +6,11 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
+
+from sandbox_pool.providers.texts import Texts
 
 VARIABLES = {
     "address": "NOMAD_ADDR",
@@ -22,14 +24,6 @@ VARIABLES = {
     "tls_skip_verify": "NOMAD_SKIP_VERIFY",
 }
 """Option -> the variable that Nomad's own command line reads for the same thing."""
-
-
-def _as_list(value: Any) -> Any:
-    """Lists may come as text, from a command line or a variable: `a,b`."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class NomadOptions(BaseModel):

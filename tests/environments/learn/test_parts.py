@@ -183,7 +183,7 @@ def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
 
     def plan(*settings: str) -> LearnPlan:
         kind, config = load_run(source, settings)
-        return LearnPlan(kind, config, "terminal_tasks", tmp_path / "out")
+        return LearnPlan(kind, config, tmp_path / "out")
 
     with pytest.raises(UsageError, match="cpu-model"):
         plan("--openai.server_type", "standin")
