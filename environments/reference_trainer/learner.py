@@ -100,7 +100,7 @@ class Learner:
     def _gradient(self, lora: Lora, rows: Sequence[Row], tokens: int) -> tuple[Lora, dict[str, Any]]:
         total: Lora | None = None
         loss, sums = 0.0, []
-        for batch in microbatches(rows, self.settings.microbatch_rows):
+        for batch in microbatches(rows, self.settings.microbatch_segments):
             (part, measured), gradient = loss_and_gradient(
                 lora,
                 self.model.weights,

@@ -2,7 +2,8 @@
 
 What rows have in common is computed once: the beginning that all rows of the step share (instructions, examples) is the
 `prefix`, and what the rows of a group share after it (the task) is a segment of its own, the parent of theirs. A row is
-prefix + parent + its own segment. Padding stands behind a segment's tokens, where nothing looks, and trains nothing.
+prefix + parent + its own segment; rollouts that say the same, ever more of them as a model learns, share that too.
+Padding stands behind a segment's tokens, where nothing looks, and trains nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from environments.reference_trainer.rows import Floats, Ints, Row
 
 PREFIX_STEP = 32
 SEGMENTS_STEP = 12
-"""32 rows of four groups are 36 segments: no padding where it matters most."""
+"""Four groups of eight different rows are 36 segments: no padding where it matters most."""
 
 
 class Microbatch(NamedTuple):
@@ -41,13 +42,22 @@ class Microbatch(NamedTuple):
     """1, or 0 for padding."""
 
 
-def microbatches(rows: Sequence[Row], max_rows: int, share: bool = True) -> list[Microbatch]:
+def microbatches(rows: Sequence[Row], max_segments: int, share: bool = True) -> list[Microbatch]:
     """All rows, groups together and the like-long ones next to each other."""
     prefix = common_prefix(rows) // PREFIX_STEP * PREFIX_STEP if rows and share else 0
     by_group = [list(group) for _, group in groupby(sorted(rows, key=lambda r: r.group), key=lambda r: r.group)]
     by_group.sort(key=lambda group: max(len(row.tokens) for row in group))
-    ordered = [row for group in by_group for row in group]
-    return [_padded(ordered[i : i + max_rows], prefix, share) for i in range(0, len(ordered), max_rows)]
+    parts = [group[i : i + max_segments - 1] for group in by_group for i in range(0, len(group), max_segments - 1)]
+    batches: list[list[Row]] = []
+    room = 0
+    for part in parts:
+        needed = 1 + (len({row.tokens.tobytes() for row in part}) if share else len(part))
+        if needed > room:
+            batches.append([])
+            room = max_segments
+        batches[-1] += part
+        room -= needed
+    return [_padded(batch, prefix, share) for batch in batches]
 
 
 def common_prefix(rows: Sequence[Row]) -> int:
@@ -76,9 +86,14 @@ class _Segments:
             group = list(members)
             cut = common_prefix(group) if share and len(group) > 1 else prefix
             parent = self._add(group[0].tokens[prefix:cut], len(self.tokens)) if cut > prefix else None
+            known: dict[bytes, int] = {}
             for row in group:
                 # The last token of a row chooses nothing: it is only ever a target.
-                own = self._add(row.tokens[cut:-1], len(self.tokens) if parent is None else parent)
+                tokens = row.tokens[cut:-1]
+                own = known.get(tokens.tobytes()) if share else None
+                if own is None:
+                    own = self._add(tokens, len(self.tokens) if parent is None else parent)
+                    known[tokens.tobytes()] = own
                 self._cuts.append((own, cut))
         self._prefix = prefix
 

@@ -31,7 +31,8 @@ class TrainerSettings(BaseModel):
     std_floor: float = Field(default=0.05, ge=0)
     """Added to a group's deviation: groups that hardly differ are not blown up."""
     max_gradient_norm: float | None = Field(default=None, gt=0)
-    microbatch_rows: int = Field(default=32, ge=1)
+    microbatch_segments: int = Field(default=36, ge=2)
+    """Different continuations, and their tasks, that go through the model together: bounds the memory."""
     max_staleness: int = Field(default=2, ge=0)
     """Rows sampled by weights older than this many updates are not trained on."""
     synchronous: bool = True

@@ -79,7 +79,7 @@ async def test_tests_replace_whatever_the_agent_put_in_their_place(
 
 async def test_the_agents_processes_are_stopped_before_the_copy(pool: DirectoryPool, agent: DirectorySandbox) -> None:
     await agent.exec("(while true; do date +%s%N > ticking; sleep 0.01; done) > /dev/null 2>&1 &")
-    await asyncio.sleep(0.1)
+    await agent.exec("until [ -s ticking ]; do sleep 0.01; done", timeout_s=20)
     ctx = await context(pool, agent)
     frozen = await ctx.agent_state.read_file("ticking")
     await asyncio.sleep(0.1)

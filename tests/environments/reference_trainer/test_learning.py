@@ -57,18 +57,18 @@ def rows_of(groups):
     return read_batch(groups, SETTINGS.std_floor)
 
 
-def flat_logprobs(learner, lora, rows, share, max_rows=32):
+def flat_logprobs(learner, lora, rows, share, max_segments=36):
     """Of the trained tokens, in the order of the microbatches."""
     found = []
-    for part in microbatches(rows, max_rows, share):
+    for part in microbatches(rows, max_segments, share):
         values = compiled_logprobs(learner.model.shape, learner.model.weights, lora, learner.scale, part)
         found.append(np.asarray(values)[part.valid > 0])
     return np.concatenate(found)
 
 
-def gradient_of(learner, lora, rows, share=True, max_rows=32):
+def gradient_of(learner, lora, rows, share=True, max_segments=36):
     tokens, total = sum(len(row.trained) for row in rows), None
-    for part in microbatches(rows, max_rows, share):
+    for part in microbatches(rows, max_segments, share):
         _, gradient = loss_and_gradient(
             lora, learner.model.weights, part, float(tokens), learner.model.shape, learner.scale, SETTINGS.ratio_cap
         )
@@ -110,7 +110,7 @@ def one_by_one(learner, lora, row, places):
 
 def test_sharing_beginnings_and_padding_change_no_logprob(learner, lora):
     rows = rows_of(batch())
-    (part,) = microbatches(rows, 32)
+    (part,) = microbatches(rows, 36)
     assert len(part.prefix) == 32
     assert part.parent_lengths.max() > 0
     shared = flat_logprobs(learner, lora, rows, share=True)
@@ -131,12 +131,23 @@ def test_microbatches_shared_beginnings_and_padding_change_no_gradient(learner, 
     whole = gradient_of(learner, lora, rows)
     largest = max(np.abs(entry).max() for entry in jax.tree.leaves(whole))
     assert largest_difference(whole, gradient_of(learner, lora, rows, share=False)) < 1e-3 * largest
-    assert largest_difference(whole, gradient_of(learner, lora, rows, max_rows=5)) < 1e-3 * largest
+    assert largest_difference(whole, gradient_of(learner, lora, rows, max_segments=5)) < 1e-3 * largest
+
+
+def test_rollouts_that_say_the_same_are_computed_once_and_each_is_trained(learner, lora):
+    rows = rows_of(batch())
+    rows += [replace(row, advantages=-2 * row.advantages) for row in rows[:3]]
+    (part,) = microbatches(rows, 36)
+    assert part.valid.sum() == sum(len(row.trained) for row in rows)
+    assert len(part.segments) == len(microbatches(rows_of(batch()), 36)[0].segments)
+    gradient = gradient_of(learner, lora, rows)
+    largest = max(np.abs(entry).max() for entry in jax.tree.leaves(gradient))
+    assert largest_difference(gradient, gradient_of(learner, lora, rows, share=False)) < 1e-3 * largest
 
 
 def test_the_gradient_is_that_of_finite_differences(learner, lora):
     rows = on_policy(learner, lora, rows_of(batch()))
-    (part,) = microbatches(rows, 32)
+    (part,) = microbatches(rows, 36)
     tokens = float(part.valid.sum())
     gradient = gradient_of(learner, lora, rows)
     rng = np.random.default_rng(1)

@@ -86,7 +86,7 @@ def test_each_target_is_chosen_at_the_place_before_it_through_prefix_parent_and_
     ]
     rows = read_batch(groups, 0.05)
     assert common_prefix(rows) == 40
-    (batch,) = microbatches(rows, 32)
+    (batch,) = microbatches(rows, 36)
     flat = np.concatenate([batch.prefix, batch.segments.reshape(-1)])
     chosen = [(int(flat[place]), int(target)) for place, target in zip(batch.places, batch.targets, strict=True)]
     one_group = [(50, 1), (1, 2), (2, 3), (61, 4), (50, 5)]

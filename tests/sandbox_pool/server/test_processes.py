@@ -143,7 +143,8 @@ async def test_stop_processes_ends_all_and_keeps_files(sandbox: Sandbox) -> None
     await sandbox.exec("echo kept > f; sleep 55 & setsid sleep 55 &")
     process = await sandbox.spawn("sleep 55")
     call = asyncio.create_task(sandbox.exec("sleep 55"))
-    await asyncio.sleep(0.2)
+    while (await sandbox.exec("pgrep -c -x sleep")).output != "4\n":  # noqa: ASYNC110 - the slot can not tell
+        await asyncio.sleep(0.02)
     assert await sandbox.stop_processes() >= 4
     assert (await call).exit_code == 137
     assert await process.wait(20) == 137
