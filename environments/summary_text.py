@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from environments.summary import Slice, Summary
+
+PIPE_WIDTH = 160
+"""Columns where there is no terminal: no line of a table is broken."""
 
 
 def render(summary: Summary) -> RenderableType:
@@ -20,7 +25,8 @@ def render(summary: Summary) -> RenderableType:
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Write the tables to a console, stdout by default."""
-    (console or Console()).print(render(summary))
+    console = console or Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(render(summary))
 
 
 def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table:

@@ -84,20 +84,28 @@ class Learner:
         figures = self._count(state, step, rows, fresh, used)
         if not used:
             return State(step, state.updates, state.lora, state.adam), StepFigures(**figures)
-        gradient, measured = self._gradient(state.lora, used, figures["tokens_trained"])
+        # The mean is over the whole batch: the fewer groups have anything to say, the smaller the step.
+        gradient, measured = self._gradient(state.lora, used, sum(len(row.trained) for row in fresh))
         updates = state.updates + 1
         lora, adam, norm = adam_update(
             state.lora,
             state.adam,
             gradient,
             float(updates),
-            learning_rate=self.settings.learning_rate,
+            learning_rate=self.learning_rate(step),
             betas=(self.settings.adam_beta1, self.settings.adam_beta2),
             max_norm=self.settings.max_gradient_norm,
         )
         return State(step, updates, lora, adam), StepFigures(**figures, **measured, gradient_norm=float(norm))
 
-    def _gradient(self, lora: Lora, rows: Sequence[Row], tokens: int) -> tuple[Lora, dict[str, Any]]:
+    def learning_rate(self, step: int) -> float:
+        """Of this step, counted from 1."""
+        left = max(0.0, 1 - (step - 1) / max(1, self.settings.steps - 1))
+        return self.settings.final_learning_rate + left * (
+            self.settings.learning_rate - self.settings.final_learning_rate
+        )
+
+    def _gradient(self, lora: Lora, rows: Sequence[Row], batch_tokens: int) -> tuple[Lora, dict[str, Any]]:
         total: Lora | None = None
         loss, sums = 0.0, []
         for batch in microbatches(rows, self.settings.microbatch_segments):
@@ -105,7 +113,7 @@ class Learner:
                 lora,
                 self.model.weights,
                 batch,
-                float(tokens),
+                float(batch_tokens),
                 shape=self.model.shape,
                 scale=self.scale,
                 ratio_cap=self.settings.ratio_cap,
@@ -114,6 +122,7 @@ class Learner:
             loss += float(part)
             sums.append(TokenSums(*map(float, measured)))
         assert total is not None
+        tokens = sum(len(row.trained) for row in rows)
         return total, {
             "loss": loss,
             "logprob_difference_mean": sum(s.difference for s in sums) / tokens,

@@ -1,6 +1,6 @@
 """GRPO's loss over the trained tokens of a step, and what the same forward pass tells about the pipeline.
 
-    loss = - sum over tokens of  advantage * weight * log p(token)  /  tokens of the step
+    loss = - sum over tokens of  advantage * weight * log p(token)  /  sampled tokens of the batch
 
 `weight` is p_trainer / p_sampler of the token, truncated, and a constant for the gradient: it corrects for weights that
 were older or quantized when the token was sampled. Before an update and with the sampler's own weights it is 1 but for
@@ -31,7 +31,7 @@ def grpo_loss(
     lora: Lora,
     weights: dict[str, Any],
     batch: Microbatch,
-    step_tokens: float,
+    batch_tokens: float,
     shape: Shape,
     scale: float,
     ratio_cap: float,
@@ -41,7 +41,7 @@ def grpo_loss(
     difference = (own - batch.recorded) * batch.valid
     ratio = jnp.exp(jax.lax.stop_gradient(difference))
     weight = jnp.minimum(ratio, ratio_cap)
-    loss = -(batch.valid * batch.advantages * weight * own).sum() / step_tokens
+    loss = -(batch.valid * batch.advantages * weight * own).sum() / batch_tokens
     sums = TokenSums(
         difference=jnp.abs(difference).sum(),
         difference_max=jnp.abs(difference).max(),

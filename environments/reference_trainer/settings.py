@@ -19,6 +19,9 @@ class TrainerSettings(BaseModel):
     """Updates in all, those before a resume included."""
     groups_per_step: int = Field(default=8, ge=1)
     learning_rate: float = Field(default=1e-3, gt=0)
+    final_learning_rate: float = Field(default=3e-4, ge=0)
+    """What the learning rate falls to, in a straight line, at the last of `steps`: what is learned late costs less of
+    what was learned before."""
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0)
     """The adapter is scaled by alpha / rank."""

@@ -18,11 +18,12 @@ from environments.runs.progress import Tally, progress_for
 from environments.runs.runner import Work, run_all
 from environments.runs.sft import export_sft
 from environments.runs.store import RunStore
+from environments.summary import Summary, summarize
+from environments.summary_text import print_summary
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
     from environments.group_runner import GroupResult
-    from environments.summary import Summary
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,8 @@ async def _run(
     stop = Stop()
     with stop.on_signals(), RunStore(directory, _identity(env), resume=not fresh) as store, progress_for() as progress:
         tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
-        finish(env, store, tally)
+        summary = finish(env, store, tally)
+    print_summary(summary)
     if stop.draining.is_set():
         log.warning("stopped after %d of %d groups; the same command goes on from there", tally.done, tally.total)
     return 0 if tally.done == tally.total else 1
@@ -81,8 +83,6 @@ async def _run(
 
 def finish(env: HermesAgentBaseEnv, store: RunStore, tally: Tally) -> Summary:
     """Export, sum up, and say where everything is."""
-    from environments.summary import summarize
-
     examples = export_sft(store.records(), store.directory / "sft.jsonl", env.config.rewards.solved_at)
     summary = summarize(store.records())
     (store.directory / "summary.json").write_bytes(summary.to_json())
