@@ -17,13 +17,14 @@ from agent_loop.model import Message, ModelCall, ModelTurn, Sampling, Segment, T
 from agent_loop.records import SampledCall
 from agent_loop.tokens.ledger import Ledger
 from agent_loop.tokens.template import ChatTemplate
+from tool_parsers import Tools
 
 
 class TurnParser(Protocol):
     """What is used of a tool_parsers parser."""
 
     def parse(self, text: str, tools: Any = None, start: Any = "content") -> Any:
-        """Raw text of one turn -> content, reasoning, calls, errors."""
+        """Raw text of one turn -> content, reasoning, calls, errors. `tools` were read by `tool_parsers.Tools`."""
 
 
 class Recorder:
@@ -66,8 +67,8 @@ class RecordedConversation:
         self._backend = backend
         self._template = template
         self._parser = parser
-        self._tools = list(tools)
-        self._written_tools = self._tools if write_tools else []
+        self._parsed_tools = Tools.of(list(tools) or None)
+        self._written_tools = list(tools) if write_tools else []
         self._ledger = Ledger()
         self._history: list[Message] = []
         """Messages before the last sampled turn; templates with whole glue look at them."""
@@ -160,7 +161,7 @@ class RecordedConversation:
         spoken = ids[:-1] if self._last_id in self._template.stop_ids else ids
         text = self._template.decode(spoken)
         start = "reasoning" if self._template.ends_in_thinking(prompt) else "content"
-        parsed = self._parser.parse(text, tools=self._tools or None, start=start)
+        parsed = self._parser.parse(text, tools=self._parsed_tools, start=start)
         self._turn = as_turn(parsed, text, generation, len(prompt))
         return self._turn
 

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tool_parsers.registry import Parser, UnknownParser, get_parser, list_parsers, parse
 from tool_parsers.result import Malformed, Parsed, ToolCall
+from tool_parsers.schema import Tools
 
-__all__ = ["Malformed", "Parsed", "Parser", "ToolCall", "UnknownParser", "get_parser", "list_parsers", "parse"]
+__all__ = ["Malformed", "Parsed", "Parser", "ToolCall", "Tools", "UnknownParser", "get_parser", "list_parsers", "parse"]

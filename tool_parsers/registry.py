@@ -41,15 +41,16 @@ class Parser:
         """The canonical name of the format."""
         return self.form.name
 
-    def parse(self, text: str, tools: Sequence[Any] | None = None, start: Start | None = "content") -> Parsed:
+    def parse(self, text: str, tools: Sequence[Any] | Tools | None = None, start: Start | None = "content") -> Parsed:
         """Take one assistant turn apart; never raises on any text.
 
-        `start` says where the prompt left off: `content`, `reasoning` (the prompt opened the thinking), `header`
-        (message-structured formats), or None when that is not known.
+        `tools` are OpenAI's schemas, or what `Tools.of` read from them. `start` says where the prompt left off:
+        `content`, `reasoning` (the prompt opened the thinking), `header` (message-structured formats), or None when
+        that is not known.
         """
         return engine.run(self.form, text, Tools.of(tools), start, self.strict)
 
-    def stream(self, tools: Sequence[Any] | None = None, start: Start | None = "content") -> Stream:
+    def stream(self, tools: Sequence[Any] | Tools | None = None, start: Start | None = "content") -> Stream:
         """The same parse for text that arrives in pieces: `feed()` them, then `finish()`."""
         return Stream(self.form, tools, start, self.strict)
 

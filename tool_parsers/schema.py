@@ -41,8 +41,11 @@ class Tools:
     given: bool = False
 
     @classmethod
-    def of(cls, tools: Sequence[Any] | None) -> Tools:
-        """Read OpenAI-shaped tools (or bare function objects); what has no name is left out."""
+    def of(cls, tools: Sequence[Any] | Tools | None) -> Tools:
+        """Read OpenAI-shaped tools (or bare function objects); what has no name is left out. Read once for many
+        parses, they can be given as they are."""
+        if isinstance(tools, Tools):
+            return tools
         found: dict[str, Mapping[str, Any]] = {}
         for tool in tools or ():
             function = tool.get("function", tool) if isinstance(tool, Mapping) else None

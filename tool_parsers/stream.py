@@ -23,7 +23,7 @@ _WORK_PER_CHARACTER = 8
 class Stream:
     """One turn arriving in pieces."""
 
-    def __init__(self, form: Format, tools: Sequence[Any] | None, start: Start | None, strict: bool) -> None:
+    def __init__(self, form: Format, tools: Sequence[Any] | Tools | None, start: Start | None, strict: bool) -> None:
         self._form = form
         self._tools = Tools.of(tools)
         self._start = start

@@ -74,6 +74,7 @@ class _Prober:
         traits = replace(traits, answer_end=self._end(PENDING["a user message"], tools, shape))
         traits = replace(traits, role_marker_ends=self._role_markers(traits, tools))
         traits = replace(traits, glue=self._glue_kind(traits, tools))
+        traits = replace(traits, schemas_in_glue=self._schemas_in_glue(traits, tools))
         return self._details(traits, tools)
 
     def _without_tools(self, refusal: str) -> Traits:
@@ -208,6 +209,19 @@ class _Prober:
                 yield "\x00".join(split_after_marker(self.render, tail_history, pending, tools, traits))
             except TemplateRefused:
                 continue
+
+    def _schemas_in_glue(self, traits: Traits, tools: list[ToolSchema]) -> bool:
+        """Whether any glue changes when the schemas are left out."""
+        if traits.glue == "whole":
+            return True
+        for pending in PENDING.values():
+            given = split_after_marker(self.render, LOCAL_HISTORY, pending, tools, traits)
+            try:
+                if split_after_marker(self.render, LOCAL_HISTORY, pending, [], traits) != given:
+                    return True
+            except TemplateRefused:
+                return True
+        return False
 
     # -- what is only told -------------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ class Traits:
     """What is missing when they are not."""
     glue: str = "local"
     """`local`: the glue is the same whatever came before; `whole`: it depends on it, so all messages are rendered."""
+    schemas_in_glue: bool = True
+    """Whether local glue depends on the tools' schemas; where it does not, they are not rendered with every turn."""
     call_end: str = ""
     """The token that ends an assistant turn with calls when results follow."""
     answer_end: str = ""
@@ -188,8 +190,9 @@ class ChatTemplate:
         self, history: Sequence[Message], pending: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """The turn's ending token as the template writes it, and all that follows it."""
-        before = history if self.traits.glue == "whole" else LOCAL_HISTORY
-        return split_after_marker(self.renderer, before, pending, tools, self.traits)
+        if self.traits.glue == "local":
+            history, tools = LOCAL_HISTORY, tools if self.traits.schemas_in_glue else ()
+        return split_after_marker(self.renderer, history, pending, tools, self.traits)
 
 
 def _fast(tokenizer: Tokenizer) -> Any:
