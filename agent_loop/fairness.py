@@ -2,22 +2,17 @@
 
 An event loop runs everything that is ready before it looks at anything else. When hundreds of answers arrive together,
 their rollouts' milliseconds add up to one long stall for sockets, timers and deadlines. `breathe` lets a few rollouts
-work in each iteration; the others wait in line, first come, first served. `collect_rarely` is for the process that runs
-them: the memory of rollouts is freed by reference counts, and each search for cycles reads every token that is kept.
+work in each iteration; the others wait in line, first come, first served.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 from collections import deque
 
 AT_ONCE = 2
 """Rollouts that work in one iteration; each takes about a millisecond."""
-
-COLLECT_AFTER = (100_000, 50, 100)
-"""Python's own (700, 10, 10) takes a tenth of the CPU of a few hundred rollouts, and stalls grow with what is alive."""
 
 
 class _Line:
@@ -55,8 +50,3 @@ async def breathe() -> None:
     """Wait for an iteration of the event loop that has room; returns at once when this one has."""
     loop = asyncio.get_running_loop()
     await _lines.setdefault(loop, _Line()).wait(loop)
-
-
-def collect_rarely() -> None:
-    """Search for garbage cycles less often, in this process and from now on."""
-    gc.set_threshold(*COLLECT_AFTER)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, create_model
 
-from agent_loop.fairness import collect_rarely
 from environments.config import ConfigError, find_config, load_config
 from environments.config.yaml_file import read_yaml
 from environments.env_config import RunConfig, ServerConfig
@@ -81,7 +80,6 @@ def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh:
     """Run one verb to its end; the exit code. SIGTERM ends it in good order."""
     from environments.runs.batch import evaluate_run, process_run
 
-    collect_rarely()
     if verb == "serve":
         asyncio.run(env.env_manager())
         return 0

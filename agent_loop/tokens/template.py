@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+import orjson
+
 from agent_loop.model import Message, ModelRefused, ToolSchema
 from agent_loop.tokens.guard import Guard, pieces
 from agent_loop.tokens.messages import MessageShape, shape_messages
 
 PROMPT_END_TOKENS = 16
 """Tokens at a prompt's end that are read to see whether it opens a thinking block."""
+REMEMBERED_PROMPTS = 16
 MARKER = "Zq7kVx9w"
 """Stands in the stand-in turn: letters and digits, so that no template escapes or trims it."""
 
@@ -133,6 +136,7 @@ class ChatTemplate:
     """Tokens that end a sampled turn."""
     given_stop_ids: frozenset[int] = frozenset()
     """Those that the caller named: they are sent with every request, the others are the server's own."""
+    _prompts: dict[bytes, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -167,8 +171,19 @@ class ChatTemplate:
         return self.renderer(messages, tools, generate=True, shape=self.traits.shape)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """The whole view as ids, ready for sampling: the prompt of a new segment."""
-        return self.encode(self.prompt_text(messages, tools))
+        """The whole view as ids, ready for sampling: the prompt of a new segment.
+
+        The rollouts of a group begin alike, so the last few prompts are remembered.
+        """
+        try:
+            key = orjson.dumps((list(messages), list(tools)))
+        except orjson.JSONEncodeError:
+            return self.encode(self.prompt_text(messages, tools))
+        if key not in self._prompts:
+            self._prompts[key] = self.encode(self.prompt_text(messages, tools))
+            if len(self._prompts) > REMEMBERED_PROMPTS:
+                del self._prompts[next(iter(self._prompts))]
+        return list(self._prompts[key])
 
     def glue_ids(
         self, history: Sequence[Message], pending: Sequence[Message], tools: Sequence[ToolSchema], last_id: int | None

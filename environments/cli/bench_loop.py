@@ -51,9 +51,6 @@ def measure(args: argparse.Namespace) -> Report:
     """Run the bench."""
     if args.rollouts < 1 or args.turns < 1 or args.latency < 0:
         raise UsageError("bench loop: --rollouts and --turns must be at least 1 and --latency not negative")
-    from agent_loop.fairness import collect_rarely
-
-    collect_rarely()
     return asyncio.run(_measure(args))
 
 

@@ -21,11 +21,17 @@ def apply_control(control: Control, rows: list[Row], seed: int, step: int) -> li
 
 
 def shuffled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
-    """Every row gets the mean advantage of another row of the batch: the sizes stay, the meaning goes."""
+    """The advantages of a batch change rows, each within its group: everything stays but which rollout earned what.
+
+    Across groups they would not add up to nothing in each: whole groups would be pushed away at random, and the model
+    would forget how to speak, which shows less."""
     means = np.array([row.advantages[row.trained].mean() for row in rows], np.float32)
+    groups = np.array([row.group for row in rows])
+    for group in np.unique(groups):
+        means[groups == group] = rng.permutation(means[groups == group])
     return [
         replace(row, advantages=np.where(row.labels != MASKED, mean, 0).astype(np.float32))
-        for row, mean in zip(rows, rng.permutation(means), strict=True)
+        for row, mean in zip(rows, means, strict=True)
     ]
 
 

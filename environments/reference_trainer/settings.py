@@ -43,8 +43,8 @@ class TrainerSettings(BaseModel):
     keep_checkpoints: int = Field(default=3, ge=1)
     seed: int = 0
     control: Control = "none"
-    """Negative controls, which must not learn. `shuffled`: advantages change rows; `shifted`: masks and logprobs stand
-    one token too late."""
+    """Negative controls, which must not learn. `shuffled`: advantages change rows within their group; `shifted`: masks
+    and logprobs stand one token too late."""
 
 
 class TrainerJob(TrainerSettings):
