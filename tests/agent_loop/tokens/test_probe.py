@@ -7,7 +7,7 @@ import pytest
 from agent_loop.standin import chatml_tokenizer
 from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
-from agent_loop.tokens.template import TemplateRefused
+from agent_loop.tokens.template import REMEMBERED_PROMPTS, TemplateRefused
 
 TOOLS = [{"type": "function", "function": {"name": "t", "description": "d", "parameters": {}}}]
 RESULT = {"role": "tool", "tool_call_id": "c1", "name": "t", "content": "out"}
@@ -46,6 +46,7 @@ def test_the_shipped_template_has_plain_traits():
     assert traits.prefix_stable
     assert traits.thinking == "kept"
     assert traits.role_marker_ends == ()
+    assert not traits.schemas_in_glue
 
 
 def test_a_stop_token_that_opens_the_next_message_is_written_once():
@@ -125,6 +126,26 @@ def test_glue_that_depends_on_earlier_turns_is_worked_out_from_all_of_them():
     later = template.decode(template.glue_ids([USER] * 5, [RESULT], TOOLS, END))
     assert "tool 3" in first
     assert "tool 7" in later
+
+
+def test_schemas_that_results_are_written_by_are_rendered_with_every_turn():
+    said = "<|im_start|>tool of {{ tools | length }}\n{{ m.content }}<|im_end|>\n"
+    template = probe(chatml_like("<|im_start|>assistant\n{{ m.content }}" + CALLS + "<|im_end|>\n", said))
+    assert (template.traits.glue, template.traits.schemas_in_glue) == ("local", True)
+    glue = template.decode(template.glue_ids([], [RESULT], [*TOOLS, *TOOLS], END))
+    assert "tool of 2\nout" in glue
+
+
+def test_a_prompt_that_many_rollouts_share_is_rendered_once_and_each_has_its_own():
+    template = probe_template(chatml_tokenizer())
+    one, other = (template.prompt_ids([USER], TOOLS) for _ in range(2))
+    one.append(START)
+    assert template.prompt_ids([USER], TOOLS) == other == one[:-1]
+    assert template.prompt_ids([USER], []) != other
+    prompts = [[{"role": "user", "content": f"task {number}"}] for number in range(3 * REMEMBERED_PROMPTS)]
+    fresh = probe_template(chatml_tokenizer())
+    for messages in prompts:
+        assert template.prompt_ids(messages, TOOLS) == fresh.encode(fresh.prompt_text(messages, TOOLS))
 
 
 def test_stripped_thinking_and_unstable_rendering_are_told():
