@@ -179,6 +179,12 @@ def test_steps_make_good_rollouts_likelier_and_bad_ones_less_likely(learner):
     assert figures.rows == len(rows)
 
 
+def test_the_learning_rate_falls_in_a_straight_line_to_the_last_step(learner):
+    settings = SETTINGS.model_copy(update={"steps": 5, "learning_rate": 1e-3, "final_learning_rate": 2e-4})
+    rates = [Learner(learner.model, settings).learning_rate(step) for step in (1, 2, 3, 4, 5, 9)]
+    assert rates == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4, 2e-4, 2e-4])
+
+
 def test_the_first_forward_pass_checks_the_pipeline(learner):
     rows = on_policy(learner, learner.start().lora, rows_of(batch()))
     _, right = learner.train(learner.start(), rows)
