@@ -30,4 +30,5 @@ def test_held_out_success_rises_far_outside_the_noise(tmp_path: Path) -> None:
     assert last["success"] - first["success"] > FAR * error
     assert last["parse_rate"] > 0.95
     differences = [entry["logprob_difference_mean"] for entry in entries if entry["event"] == "step"]
-    assert max(differences) <= 0.1
+    # A step in which no group had a signal recomputes nothing.
+    assert max(difference for difference in differences if difference is not None) <= 0.1
