@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from agent_loop.model import Segment
 from agent_loop.records import SampledCall
@@ -84,10 +83,6 @@ class Ledger:
         )
         self._calls.append(call)
         segment.tokens.extend(ids)
-        if None not in logprobs:
-            segment.masks.extend(ids)
-            segment.logprobs.extend(cast("Sequence[float]", logprobs))
-            return
         segment.masks.extend(MASKED if p is None else i for i, p in zip(ids, logprobs, strict=True))
         segment.logprobs.extend(NO_LOGPROB if p is None else p for p in logprobs)
 

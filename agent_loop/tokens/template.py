@@ -22,6 +22,7 @@ from agent_loop.tokens.messages import MessageShape, shape_messages
 PROMPT_END_TOKENS = 16
 """Tokens at a prompt's end that are read to see whether it opens a thinking block."""
 REMEMBERED_PROMPTS = 16
+"""The first prompts of the groups that run side by side, and of a truncation the view that was just counted."""
 MARKER = "Zq7kVx9w"
 """Stands in the stand-in turn: letters and digits, so that no template escapes or trims it."""
 

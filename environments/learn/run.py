@@ -138,17 +138,23 @@ class LearnRun:
                 if model_lost.done():
                     raise LearnFailed(f"llama.cpp ended by itself: {model_lost.result()[-300:] or 'it said nothing'}")
                 for task in [task for task in ends if task.done()]:
-                    child, code = ends.pop(task), task.result()
-                    if child is trainer and (code == 0 or self._ending is not None):
+                    if await self._is_over(ends.pop(task), task.result(), serve):
                         return
-                    if child is not serve or code != 0 or not await self._all_batches_taken():
-                        raise LearnFailed(self._obituary(child, code))
         finally:
             for pending in (model_lost, *ends):
                 pending.cancel()
             await asyncio.gather(model_lost, *ends, return_exceptions=True)
             if self._ending is not None:
                 await self._ending
+
+    async def _is_over(self, child: Child, code: int, serve: Child) -> bool:
+        """Whether this child's end is that of the run: the trainer is done, or was told to stop. The environment may
+        end before it, when there is no batch left to make; LearnFailed for every other end."""
+        if child is self._trainer and (code == 0 or self._ending is not None):
+            return True
+        if child is not serve or code != 0 or not await self._all_batches_taken():
+            raise LearnFailed(self._obituary(child, code))
+        return False
 
     async def _all_batches_taken(self) -> bool:
         try:

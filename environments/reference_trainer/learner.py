@@ -17,7 +17,7 @@ from environments.reference_trainer.lora import new_lora
 from environments.reference_trainer.loss import TokenSums, loss_and_gradient
 from environments.reference_trainer.microbatches import microbatches
 from environments.reference_trainer.model import Lora, Model
-from environments.reference_trainer.rows import Row
+from environments.reference_trainer.rows import Row, sampled_tokens
 from environments.reference_trainer.settings import TrainerSettings
 
 
@@ -85,7 +85,7 @@ class Learner:
         if not used:
             return State(step, state.updates, state.lora, state.adam), StepFigures(**figures)
         # The mean is over the whole batch: the fewer groups have anything to say, the smaller the step.
-        gradient, measured = self._gradient(state.lora, used, sum(len(row.trained) for row in fresh))
+        gradient, measured = self._gradient(state.lora, used, sampled_tokens(fresh))
         updates = state.updates + 1
         lora, adam, norm = adam_update(
             state.lora,
@@ -100,10 +100,8 @@ class Learner:
 
     def learning_rate(self, step: int) -> float:
         """Of this step, counted from 1."""
-        left = max(0.0, 1 - (step - 1) / max(1, self.settings.steps - 1))
-        return self.settings.final_learning_rate + left * (
-            self.settings.learning_rate - self.settings.final_learning_rate
-        )
+        first, last = self.settings.learning_rate, self.settings.final_learning_rate
+        return last + (first - last) * max(0.0, 1 - (step - 1) / max(1, self.settings.steps - 1))
 
     def _gradient(self, lora: Lora, rows: Sequence[Row], batch_tokens: int) -> tuple[Lora, dict[str, Any]]:
         total: Lora | None = None
@@ -122,7 +120,7 @@ class Learner:
             loss += float(part)
             sums.append(TokenSums(*map(float, measured)))
         assert total is not None
-        tokens = sum(len(row.trained) for row in rows)
+        tokens = sampled_tokens(rows)
         return total, {
             "loss": loss,
             "logprob_difference_mean": sum(s.difference for s in sums) / tokens,
@@ -148,5 +146,5 @@ class Learner:
             "rows_too_stale": len(rows) - len(fresh),
             "staleness_mean": float(np.mean(known)) if known else None,
             "staleness_max": max(known, default=None),
-            "tokens_trained": sum(len(row.trained) for row in used),
+            "tokens_trained": sampled_tokens(used),
         }

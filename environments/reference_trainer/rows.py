@@ -48,6 +48,11 @@ class Row:
         return np.flatnonzero(self.labels != MASKED)
 
 
+def sampled_tokens(rows: Sequence[Row]) -> int:
+    """Tokens of these rows that were sampled, and so can be trained."""
+    return sum(len(row.trained) for row in rows)
+
+
 def read_batch(batch: Sequence[Mapping[str, Any]], std_floor: float) -> list[Row]:
     """All rows of a batch, with their advantages."""
     return [row for index, group in enumerate(batch) for row in _read_group(index, group, std_floor)]

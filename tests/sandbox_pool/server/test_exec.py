@@ -10,23 +10,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox_pool.sandbox import Sandbox
+from support.pool_wait import eventually_prints
 from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def alive(sandbox: Sandbox, marker: str) -> int:
-    """How many processes with this argument run in the slot."""
+def counting(marker: str) -> str:
+    """A command that prints how many processes with this argument run in the slot."""
     read = "$({ tr '\\0' ' ' <$f; } 2>/dev/null)"
-    script = f"n=0; for f in /proc/[0-9]*/cmdline; do [[ {read} == *' {marker} ' ]] && ((n++)); done; echo $n"
-    return int((await sandbox.exec(script)).output)
+    return f"n=0; for f in /proc/[0-9]*/cmdline; do [[ {read} == *' {marker} ' ]] && ((n++)); done; echo $n"
+
+
+async def alive(sandbox: Sandbox, marker: str) -> int:
+    return int((await sandbox.exec(counting(marker))).output)
 
 
 async def becomes_alive(sandbox: Sandbox, marker: str, processes: int = 1) -> None:
-    """A command sent to the background may end before what it started has become `sleep`."""
-    async with asyncio.timeout(20):
-        while await alive(sandbox, marker) < processes:  # noqa: ASYNC110 - the slot can not tell
-            await asyncio.sleep(0.02)
+    await eventually_prints(sandbox, counting(marker), f"{processes}\n")
 
 
 async def test_exit_code_and_output(sandbox: Sandbox) -> None:

@@ -11,6 +11,7 @@ import pytest
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.process import Process
 from sandbox_pool.sandbox import Sandbox
+from support.pool_wait import eventually_prints
 from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -143,8 +144,7 @@ async def test_stop_processes_ends_all_and_keeps_files(sandbox: Sandbox) -> None
     await sandbox.exec("echo kept > f; sleep 55 & setsid sleep 55 &")
     process = await sandbox.spawn("sleep 55")
     call = asyncio.create_task(sandbox.exec("sleep 55"))
-    while (await sandbox.exec("pgrep -c -x sleep")).output != "4\n":  # noqa: ASYNC110 - the slot can not tell
-        await asyncio.sleep(0.02)
+    await eventually_prints(sandbox, "pgrep -c -x sleep", "4\n")
     assert await sandbox.stop_processes() >= 4
     assert (await call).exit_code == 137
     assert await process.wait(20) == 137
