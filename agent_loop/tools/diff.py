@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
 
 from agent_loop.tools.text_file import split_lines
 
@@ -15,17 +16,18 @@ CONTEXT = 3
 def unified_diff(path: str, before: str | None, after: str | None) -> str:
     """The diff of one file (None: no file), cut at MAX_DIFF_CHARS; a sentence when it is too large to work out."""
     old, new = split_lines(before or ""), split_lines(after or "")
-    start, end = _common_ends(old, new)
-    start, end = max(0, start - CONTEXT), max(0, end - CONTEXT)
-    changed_old, changed_new = old[start : len(old) - end], new[start : len(new) - end]
+    if old == new:
+        return ""
     names = (
         f"a/{path.lstrip('/')}" if before is not None else "/dev/null",
         f"b/{path.lstrip('/')}" if after is not None else "/dev/null",
     )
-    if max(len(changed_old), len(changed_new)) > MAX_LINES_COMPARED and changed_old and changed_new:
-        counts = f"[{len(changed_old):,} lines became {len(changed_new):,}: too many to show]"
+    start, end = _common_ends(old, new)
+    changed_old, changed_new = len(old) - start - end, len(new) - start - end
+    if max(changed_old, changed_new) > MAX_LINES_COMPARED and changed_old and changed_new:
+        counts = f"[{changed_old:,} lines became {changed_new:,}: too many to show]"
         return f"--- {names[0]}\n+++ {names[1]}\n{counts}"
-    text = "\n".join(_shifted(difflib.unified_diff(changed_old, changed_new, *names, lineterm="", n=CONTEXT), start))
+    text = "\n".join([f"--- {names[0]}", f"+++ {names[1]}", *_hunks(old, new, start, end)])
     return (
         text if len(text) <= MAX_DIFF_CHARS else f"{text[:MAX_DIFF_CHARS]}\n... [diff of {len(text):,} characters cut]"
     )
@@ -43,16 +45,39 @@ def _common_ends(old: list[str], new: list[str]) -> tuple[int, int]:
     return start, end
 
 
-def _shifted(lines: Iterable[str], start: int) -> list[str]:
-    """Hunk headers with line numbers of the whole file. Lines of the file itself have a sign before them."""
-    return [_shift_header(line, start) if line.startswith("@@") else line for line in lines]
+class _Ends(difflib.SequenceMatcher[str]):
+    """Compares what is between the ends of two texts; the context of a change may still reach into the ends."""
+
+    def __init__(self, old: list[str], new: list[str], start: int, end: int) -> None:
+        self._old_end, self._new_end = len(old) - end, len(new) - end
+        super().__init__(None, old[start : self._old_end], new[start : self._new_end])
+        self._start, self._end = start, end
+
+    def get_opcodes(self) -> list[Any]:
+        """The steps from one whole text to the other."""
+        start, end = self._start, self._end
+        between = [(step, *(line + start for line in lines)) for step, *lines in super().get_opcodes()]
+        before = ("equal", 0, start, 0, start)
+        after = ("equal", self._old_end, self._old_end + end, self._new_end, self._new_end + end)
+        return [*([before] if start else []), *between, *([after] if end else [])]
 
 
-def _shift_header(line: str, start: int) -> str:
-    _, old, new, _ = line.split(" ", 3)
-    return f"@@ -{_shift(old[1:], start)} +{_shift(new[1:], start)} @@"
+def _hunks(old: list[str], new: list[str], start: int, end: int) -> Iterator[str]:
+    for steps in _Ends(old, new, start, end).get_grouped_opcodes(CONTEXT):
+        _, old_from, _, new_from, _ = steps[0]
+        _, _, old_to, _, new_to = steps[-1]
+        yield f"@@ -{_span(old_from, old_to)} +{_span(new_from, new_to)} @@"
+        for step, i, j, k, m in steps:
+            if step == "equal":
+                yield from (f" {line}" for line in old[i:j])
+            else:
+                yield from (f"-{line}" for line in old[i:j])
+                yield from (f"+{line}" for line in new[k:m])
 
 
-def _shift(span: str, start: int) -> str:
-    first, _, size = span.partition(",")
-    return f"{int(first) + start}{',' + size if size else ''}"
+def _span(first: int, last: int) -> str:
+    """Lines as a hunk's header counts them: from 1, and an empty span by the line before it."""
+    count = last - first
+    if count == 1:
+        return f"{first + 1}"
+    return f"{first + 1 if count else first},{count}"

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_loop.tools.diff import MAX_DIFF_CHARS, unified_diff
@@ -35,6 +35,7 @@ def test_a_huge_change_is_summed_up_and_a_long_diff_is_cut():
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch(1)")
 @settings(max_examples=25, deadline=None)
+@example(list("aaababaab"), list("aaabbaabbaab"))
 @given(
     st.lists(st.sampled_from("abc"), min_size=1, max_size=30), st.lists(st.sampled_from("abc"), min_size=1, max_size=30)
 )
