@@ -59,6 +59,7 @@ class Reply:
 
     text: str
     delay_s: float = 0.0
+    """How long after the request the answer goes out, the server's own work included."""
     ended: bool = True
     """Whether the turn ends with the end-of-turn token; without it the finish reason is `length`."""
 

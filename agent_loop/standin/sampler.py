@@ -6,15 +6,15 @@ Like a real model's, a logprob changes when anything in the prefix changes, so a
 
 from __future__ import annotations
 
+import struct
 import zlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from random import Random
 
 from agent_loop.standin.policies import Reply
-from agent_loop.tokens.template import Tokenizer
+from agent_loop.tokens.template import Tokenizer, decode_ids
 
 REMEMBERED = 4096
 """Texts and tokens whose writing is remembered."""
@@ -32,7 +32,7 @@ class Sample:
 
 def fingerprint(ids: Sequence[int], before: int = 0) -> int:
     """A number that depends on every id, in order; continues from `before`."""
-    return zlib.crc32(array("I", ids).tobytes(), before)
+    return zlib.crc32(struct.pack(f"<{len(ids)}I", *ids), before)
 
 
 def logprobs_of(ids: Sequence[int], prefix: Sequence[int] = ()) -> list[float]:
@@ -40,7 +40,7 @@ def logprobs_of(ids: Sequence[int], prefix: Sequence[int] = ()) -> list[float]:
     state = fingerprint(prefix)
     found = []
     for token in ids:
-        state = fingerprint([token], state)
+        state = zlib.crc32(token.to_bytes(4, "little"), state)  # as `fingerprint` would, a token at a time
         found.append(-(state % 40_000 + 1) / 10_000)
     return found
 
@@ -64,8 +64,7 @@ class Writer:
         if len(ids) > max_tokens:
             ids, finish = ids[:max_tokens], "length"
         spoken = ids[:-1] if finish == "stop" else ids
-        text = self._tokenizer.decode(spoken, skip_special_tokens=False)
-        return Sample(ids, logprobs_of(ids, prompt_ids), finish, text)
+        return Sample(ids, logprobs_of(ids, prompt_ids), finish, decode_ids(self._tokenizer, spoken))
 
     def _split(self, ids: Sequence[int], rng: Random) -> list[int]:
         """The same text, with some tokens written as two smaller ones."""

@@ -81,6 +81,8 @@ class StandIn:
         self, path: str, prompt_ids: Sequence[int], body: dict[str, Any], *, max_tokens: int, index: int = 0
     ) -> Sample:
         """Play the policy once; raises Fault. Logged either way."""
+        clock = asyncio.get_running_loop().time
+        came = clock()
         ids = list(prompt_ids)
         number, self.requests = self.requests, self.requests + 1
         rng = Random(fingerprint(ids, self._seed + index))
@@ -94,10 +96,10 @@ class StandIn:
         except Fault as fault:
             self._note(Exchange(path, ids, [], [], "", fault.status))
             raise
-        if reply.delay_s:
-            await asyncio.sleep(reply.delay_s)
         room = min(max_tokens, self.context_tokens - len(ids))
         sample = self._writer.write(reply, ids, rng, max_tokens=room)
+        if reply.delay_s:
+            await asyncio.sleep(came + reply.delay_s - clock())
         self._note(Exchange(path, ids, sample.ids, sample.logprobs, sample.finish_reason))
         return sample
 

@@ -152,10 +152,8 @@ class ChatTemplate:
         return [token for piece in pieces(text) for token in encode(piece, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, character for character: special tokens stay, nothing is tidied up."""
-        if (fast := _fast(self.tokenizer)) is not None:
-            return cast("str", fast.decode(ids, skip_special_tokens=False))
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        """Text of ids, special tokens included."""
+        return decode_ids(self.tokenizer, ids)
 
     def ends_in_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether sampling after this prompt begins inside a thinking block; looks at its end only."""
@@ -214,6 +212,13 @@ class ChatTemplate:
 def _fast(tokenizer: Tokenizer) -> Any:
     """The tokenizers library's own object, where there is one: the same ids and text at two thirds of the time."""
     return getattr(tokenizer, "backend_tokenizer", None)
+
+
+def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Text of ids, character for character: special tokens stay, nothing is tidied up."""
+    if (fast := _fast(tokenizer)) is not None:
+        return cast("str", fast.decode(ids, skip_special_tokens=False))
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 LOCAL_HISTORY: tuple[Message, ...] = ({"role": "user", "content": "?"},)
