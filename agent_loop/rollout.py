@@ -16,6 +16,7 @@ from agent_loop.calls import CallPlanner
 from agent_loop.chat_errors import translate
 from agent_loop.context import ContextPolicy, ContextWindow
 from agent_loop.context_view import CHARS_PER_TOKEN
+from agent_loop.fairness import breathe
 from agent_loop.limits import Limits, earliest
 from agent_loop.messages import CallIds, assistant_message, settle
 from agent_loop.model import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling, ToolSchema
@@ -73,6 +74,7 @@ class Rollout:
 
     async def drive(self) -> Outcome:
         """Take turns until one ends the rollout. Raises `ModelError`, `ContextOverflow` and cancellation."""
+        await breathe()
         while True:
             outcome = self._before_turn() or await self._turn()
             if outcome is not None:

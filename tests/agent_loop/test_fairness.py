@@ -2,7 +2,9 @@
 
 import asyncio
 
+from agent_loop import HermesAgentLoop
 from agent_loop.fairness import AT_ONCE, breathe
+from support.loop_servers import ScriptedServer, says, user
 
 
 async def play(count):
@@ -50,6 +52,27 @@ async def test_a_cancelled_rollout_gives_its_place_to_the_next():
     await asyncio.gather(*tasks, return_exceptions=True)
     assert passed == [*range(AT_ONCE), *range(AT_ONCE + 8, 20)]
     assert len(set(await play(AT_ONCE))) == 1
+
+
+async def test_rollouts_that_start_at_once_are_spread_too():
+    loop = asyncio.get_running_loop()
+    iteration, began = 0, []
+
+    def tick():
+        nonlocal iteration
+        iteration += 1
+        if len(began) < 40:
+            loop.call_soon(tick)
+
+    def answer(_):
+        began.append(iteration)
+        return says("done")
+
+    loop.call_soon(tick)
+    server = ScriptedServer(answer, repeat=True)
+    await asyncio.gather(*(HermesAgentLoop(server).run(user()) for _ in range(40)))
+    assert len(began) == 40
+    assert max(began.count(iteration) for iteration in set(began)) <= AT_ONCE
 
 
 def test_event_loops_have_lines_of_their_own():
