@@ -145,7 +145,7 @@ async def _ask_again(
     return [difference for group in asked for difference in group]
 
 
-async def measure_floor(backend: TokenBackend, prompts: Sequence[Sequence[int]]) -> Tolerance:
+async def measure_floor(backend: TokenBackend, prompts: Sequence[list[int]]) -> Tolerance:
     """Sample a little after each prompt and ask again about what was sampled: what differs is noise."""
     if not isinstance(backend, Scorer):
         raise ModelRefused("this kind of server cannot say what it thinks of given tokens")

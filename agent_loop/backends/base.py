@@ -29,10 +29,11 @@ class Generation:
 class TokenBackend(Protocol):
     """A server that can be trained against."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
-        """Sample one continuation. Raises the errors of `agent_loop.model`; never retries by itself."""
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
+        """Sample one continuation. Raises the errors of `agent_loop.model`; never retries by itself.
+
+        `prompt_ids` is the caller's own list, which may be long: it is neither changed nor kept.
+        """
 
     async def close(self) -> None:
         """Drop the connections."""

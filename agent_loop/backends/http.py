@@ -1,16 +1,19 @@
-"""JSON over one keep-alive session, with transport faults told apart from refusals."""
+"""JSON to one server and back, with transport faults told apart from refusals."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from base64 import b64encode
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
-import aiohttp
 import orjson
 
+from agent_loop.backends.connections import Connections
 from agent_loop.model import ContextTooLong, ModelRefused, ModelUnavailable
 
-CONNECTIONS = 1024
 RETRYABLE = frozenset({408, 425, 429})
 """4xx codes that say "later", not "no"."""
 _CONTEXT = re.compile(
@@ -21,56 +24,87 @@ _CONTEXT = re.compile(
 
 
 class JsonClient:
-    """A client for one server. The session is made on first use, inside the running event loop."""
+    """A client for one server. It connects on first use, inside the running event loop."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
+        address = urlsplit(url.rstrip("/").removesuffix("/v1"))
+        host = address.netloc.rpartition("@")[2]
+        self.url = address._replace(netloc=host).geturl()
+        self._connections = Connections(address)
+        self._timeout_s = timeout_s
+        self._path = quote(address.path, safe="/%:@!$&'()*+,;=~")
+        headers = [f"Host: {host}", "User-Agent: hermes-rl", "Accept: application/json"]
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=30.0)
-        self._session: aiohttp.ClientSession | None = None
+            headers.append(f"Authorization: Bearer {api_key}")
+        elif address.username is not None:
+            said = f"{unquote(address.username)}:{unquote(address.password or '')}"
+            headers.append(f"Authorization: Basic {b64encode(said.encode()).decode()}")
+        if any(not header.isprintable() for header in headers):
+            raise ValueError("the API key or the address has characters that no HTTP header can hold")
+        self._headers = "\r\n".join(headers)
 
-    async def post(self, path: str, body: Any) -> Any:
-        """Send JSON, get JSON."""
-        return await self._request("POST", path, orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS))
+    async def post(self, path: str, body: Any, *, echo: Echo | None = None) -> Any:
+        """Send JSON, get JSON; what an `echo` says is compared and left out."""
+        data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+        about = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        payload = await self._request("POST", path, about, data)
+        return self._read(path, payload if echo is None else echo.checked(payload))
 
     async def get(self, path: str) -> Any:
         """Get JSON."""
-        return await self._request("GET", path, None)
+        return self._read(path, await self._request("GET", path, "\r\n", b""))
 
     async def close(self) -> None:
-        """Close the session; a later call opens a new one."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close the connections; a later call opens new ones."""
+        self._connections.close()
 
-    async def _request(self, method: str, path: str, data: bytes | None) -> Any:
+    async def _request(self, method: str, path: str, about: str, data: bytes) -> bytes:
+        where = f"{self.url}{path}"
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}\r\n{about}"
         try:
-            async with self._open().request(method, self.url + path, data=data) as response:
-                payload = await response.read()
-                status = response.status
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._connections.ask(head.encode() + data)
         except TimeoutError as error:
-            raise ModelUnavailable(f"{self.url}{path}: no answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ModelUnavailable(f"{self.url}{path}: {error or type(error).__name__}") from error
-        if status >= 400:
-            raise _failure(f"{self.url}{path}", status, payload)
+            raise ModelUnavailable(f"{where}: no answer in time") from error
+        except OSError as error:
+            raise ModelUnavailable(f"{where}: {error or type(error).__name__}") from error
+        if answer.status >= 400:
+            raise _failure(where, answer.status, answer.body)
+        if answer.status >= 300:
+            raise ModelRefused(f"{where}: HTTP {answer.status} to {answer.location}: give that address instead")
+        return answer.body
+
+    def _read(self, path: str, payload: bytes) -> Any:
         try:
             return orjson.loads(payload)
         except orjson.JSONDecodeError as error:
             raise ModelRefused(f"{self.url}{path}: the answer is not JSON: {payload[:200]!r}") from error
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None or self._session.closed:
-            # Without cookies: a balancer's sticky one would pin every rollout to the replica that answered first.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS),
-                headers=self._headers,
-                timeout=self._timeout,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
+
+@dataclass(frozen=True)
+class Echo:
+    """The ids of a prompt as JSON, which the server repeats in its answer under some key.
+
+    They are long, and reading them would take most of the time of reading the answer. As text they are compared at
+    once: that the server saw exactly what was sent is then known, and nothing is left to read.
+    """
+
+    key: str
+    ids: bytes
+
+    def checked(self, payload: bytes) -> bytes:
+        """The answer without the echo; raises ModelRefused when the server saw other ids.
+
+        No string holds `"key":[` as it stands here, because its quotes would be escaped: it is always the key.
+        """
+        begin = payload.find(b'"%b":[' % self.key.encode())
+        end = payload.find(b"]", begin) + 1
+        if begin < 0 or end == 0:
+            return payload
+        begin += len(self.key) + 3
+        if payload[begin:end].replace(b" ", b"") != self.ids:
+            raise ModelRefused(f"the server's {self.key} are not the ids that were sent")
+        return payload[:begin] + b"null" + payload[end:]
 
 
 def _failure(where: str, status: int, payload: bytes) -> ModelUnavailable | ModelRefused:

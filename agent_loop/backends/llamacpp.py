@@ -28,12 +28,10 @@ class LlamaCppBackend:
         self._plain_token: int | None = None
         self._scoring = asyncio.Lock()
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation; `stop_ids` are the model file's own end-of-generation tokens, whatever is given."""
         body: dict[str, Any] = {
-            "prompt": list(prompt_ids),
+            "prompt": prompt_ids,
             "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_k": 0,

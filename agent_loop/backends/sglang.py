@@ -17,9 +17,7 @@ class SGLangBackend:
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation."""
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -37,7 +35,7 @@ class SGLangBackend:
         if stop_ids:
             params["stop_token_ids"] = list(stop_ids)
         body = {
-            "input_ids": list(prompt_ids),
+            "input_ids": prompt_ids,
             "sampling_params": params | dict(sampling.extra_body),
             "return_logprob": True,
             "return_text_in_logprobs": False,

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from agent_loop.backends.base import Generation
-from agent_loop.backends.http import JsonClient, field
+from agent_loop.backends.http import Echo, JsonClient, field
 from agent_loop.model import ModelRefused, Sampling
 
 GENEROUS_MAX_TOKENS = 4096
@@ -40,17 +42,17 @@ class _Vllm:
 class VllmBackend(_Vllm):
     """Stock vLLM, `/v1/completions`."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation."""
+        ids_json = orjson.dumps(prompt_ids)
         body = sampling_params(sampling, stop_ids) | {
             "model": await self._model_name(),
-            "prompt": list(prompt_ids),
+            "prompt": orjson.Fragment(ids_json),
             "logprobs": 1,
             "return_token_ids": True,
         }
-        answer = await self._http.post("/v1/completions", body | dict(sampling.extra_body))
+        echo = Echo("prompt_token_ids", ids_json)
+        answer = await self._http.post("/v1/completions", body | dict(sampling.extra_body), echo=echo)
         choice = field(answer, "choices", 0)
         ids = field(choice, "token_ids")
         logprobs = field(choice, "logprobs", "token_logprobs")
@@ -74,12 +76,10 @@ class VllmBackend(_Vllm):
 class VllmScaleOutBackend(_Vllm):
     """Stock vLLM, `/inference/v1/generate`."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation."""
         params = sampling_params(sampling, stop_ids) | {"logprobs": 0} | dict(sampling.extra_body)
-        body = {"model": await self._model_name(), "token_ids": list(prompt_ids), "sampling_params": params}
+        body = {"model": await self._model_name(), "token_ids": prompt_ids, "sampling_params": params}
         choice = field(await self._http.post("/inference/v1/generate", body), "choices", 0)
         ids = field(choice, "token_ids")
         rows = field(choice, "logprobs", "content")
@@ -91,11 +91,9 @@ class VllmScaleOutBackend(_Vllm):
 class VllmGenerateBackend(_Vllm):
     """The `/generate` contract of atroposlib's example server and its kin."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation."""
-        body = sampling_params(sampling, stop_ids) | {"prompt": {"prompt_token_ids": list(prompt_ids)}, "logprobs": 0}
+        body = sampling_params(sampling, stop_ids) | {"prompt": {"prompt_token_ids": prompt_ids}, "logprobs": 0}
         answer = await self._http.post("/generate", body | dict(sampling.extra_body))
         rows = field(answer, "logprobs", 0)
         pairs = [next(iter(field(row, 0).items())) for row in rows]

@@ -28,9 +28,7 @@ class AtroposServerBackend:
         self._servers = list(manager.servers)
         self._turn = itertools.count()
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation. Raises the errors of `agent_loop.model`; never retries by itself."""
         server = self._least_busy()
         options = _options(server, sampling, stop_ids)

@@ -75,9 +75,7 @@ class _FixedBackend:
             self._ids.append(tokenizer.eos_token_id)
         self._latency_s = latency_s
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()
-    ) -> Generation:
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """The fixed turn."""
         await asyncio.sleep(self._latency_s)
         return Generation(list(self._ids), [-0.5] * len(self._ids), "stop")
