@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import uuid
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ class CallIds:
 
     def claim(self, wished: str | None) -> str:
         """The wished id if nobody has it yet, else a fresh one."""
-        call_id = wished if wished and wished not in self._seen else f"call_{uuid.uuid4().hex[:24]}"
+        call_id = wished if wished and wished not in self._seen else f"call_{secrets.token_hex(12)}"
         self._seen.add(call_id)
         return call_id
 

@@ -7,7 +7,7 @@ segment from a shorter view. Implementations: `chat.py` (any OpenAI-compatible s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,6 +81,10 @@ class ModelTurn:
     sampled_tokens: int | None = None
 
 
+ManagedState = dict[str, Any] | Callable[[], dict[str, Any]] | None
+"""{"nodes": [...]} as atroposlib's ManagedServer gives it, or a function that makes that; None without tokens."""
+
+
 class Conversation(Protocol):
     """One rollout's exchange with the model; append-only between restarts."""
 
@@ -99,8 +103,8 @@ class Conversation(Protocol):
     def segments(self) -> list[Segment]:
         """Training data so far; empty when the server gives no tokens."""
 
-    def state(self) -> dict[str, Any] | None:
-        """`AgentResult.managed_state`: {"nodes": [...]} as atroposlib's ManagedServer gives it, or None."""
+    def state(self) -> ManagedState:
+        """`AgentResult.managed_state` as the rollout ended, or what makes it: few ask for it."""
 
 
 class ModelServer(Protocol):

@@ -8,7 +8,7 @@ exactly once, with the logprob it was sampled with.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from agent_loop.backends.base import Generation, TokenBackend
@@ -71,7 +71,7 @@ class RecordedConversation:
         self._written_tools = list(tools) if write_tools else []
         self._ledger = Ledger()
         self._history: list[Message] = []
-        """Messages before the last sampled turn; templates with whole glue look at them."""
+        """The prompt's messages, and for templates with whole glue those that followed, up to the last sampled turn."""
         self._turn: ModelTurn | None = None
         self._last_id: int | None = None
         self._pending: list[Message] = []
@@ -127,8 +127,20 @@ class RecordedConversation:
         """Every request as it went over the wire, for `RolloutRecord.sampled_calls`."""
         return self._ledger.sampled_calls()
 
-    def state(self) -> dict[str, Any]:
-        """Segments in the shape of atroposlib's ManagedServer."""
+    def state(self) -> Callable[[], dict[str, Any]]:
+        """Makes the segments in the shape of atroposlib's ManagedServer; writing them as text takes its time."""
+        return self._managed_state
+
+    def _glue_ids(self) -> list[int]:
+        """Ids that put the pending messages behind the last turn; worked out once per turn."""
+        if self._turn is None or not self._pending:
+            return []
+        if self._glue is None:
+            self._pending = _named(self._pending, self._turn)
+            self._glue = self._template.glue_ids(self._history, self._pending, self._written_tools, self._last_id)
+        return self._glue
+
+    def _managed_state(self) -> dict[str, Any]:
         reasons = self._ledger.finish_reasons()
         return {
             "nodes": [
@@ -143,17 +155,8 @@ class RecordedConversation:
             ]
         }
 
-    def _glue_ids(self) -> list[int]:
-        """Ids that put the pending messages behind the last turn; worked out once per turn."""
-        if self._turn is None or not self._pending:
-            return []
-        if self._glue is None:
-            self._pending = _named(self._pending, self._turn)
-            self._glue = self._template.glue_ids(self._history, self._pending, self._written_tools, self._last_id)
-        return self._glue
-
     def _take_turn(self, generation: Generation, prompt: list[int]) -> ModelTurn:
-        if self._turn is not None:
+        if self._turn is not None and self._template.traits.glue == "whole":
             self._history += [_as_message(self._turn, self._pending), *self._pending]
         ids = generation.token_ids
         self._last_id = ids[-1] if ids else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.messages import storable
-from agent_loop.model import Message, Segment
+from agent_loop.model import ManagedState, Message, Segment
 from agent_loop.outcome import Outcome
 from agent_loop.records import SampledCall
 from agent_loop.runtime import ToolStatus
@@ -78,12 +78,27 @@ class ToolCallRecord:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+class _MadeWhenRead:
+    """`managed_state` may be given as a function, which is called when somebody first reads it."""
+
+    def __get__(self, result: AgentResult | None, owner: type | None = None) -> dict[str, Any] | None:
+        if result is None:
+            return None  # the default
+        state: ManagedState = vars(result)["managed_state"]
+        if callable(state):
+            state = vars(result)["managed_state"] = state()
+        return state
+
+    def __set__(self, result: AgentResult, state: ManagedState) -> None:
+        vars(result)["managed_state"] = state
+
+
 @dataclass
 class AgentResult:
     """Everything one rollout left behind. `messages` is the full trajectory, however the prompt was truncated."""
 
     messages: list[Message]
-    managed_state: dict[str, Any] | None = None
+    managed_state: _MadeWhenRead = _MadeWhenRead()
     turns_used: int = 0
     finished_naturally: bool = False
     reasoning_per_turn: list[str | None] = field(default_factory=list)

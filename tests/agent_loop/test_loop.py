@@ -65,6 +65,15 @@ def test_a_result_has_the_earlier_fields_with_the_earlier_defaults():
     assert not result.outcome.trainable
 
 
+def test_the_managed_state_may_be_made_when_it_is_first_read():
+    made = []
+    result = AgentResult([], lambda: made.append("now") or {"nodes": [1]})
+    assert not made
+    assert result.managed_state == result.managed_state == {"nodes": [1]}
+    assert made == ["now"]
+    assert AgentResult(messages=[], managed_state={"nodes": []}).managed_state == {"nodes": []}
+
+
 async def test_a_text_answer_ends_the_rollout():
     messages = user()
     result = await HermesAgentLoop(ScriptedServer(says("hello")), [tool()], {"terminal"}, tool_handler=echo).run(

@@ -182,7 +182,7 @@ async def test_assistant_turns_cannot_be_slipped_in():
 async def test_the_state_has_the_shape_of_a_managed_server():
     conversation = recorder(Scripted("one")).open(HELLO, [])
     await conversation.sample(Sampling())
-    (node,) = conversation.state()["nodes"]
+    (node,) = conversation.state()()["nodes"]
     (segment,) = conversation.segments()
     assert node["tokens"] == segment.tokens
     assert node["masked_tokens"] == segment.masks

@@ -17,13 +17,14 @@ from environments.cli.main import main
 def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
     monkeypatch.setattr(bench_loop, "GROWTH_PAIRS", 1)
     monkeypatch.setattr(bench_loop, "GROWTH_ROLLOUTS", 1)
-    sizes = ["--rollouts", "4", "--turns", "2", "--latency", "0.01"]
+    sizes = ["--rollouts", "4", "--turns", "2", "--latency", "0.01", "--repeat", "2"]
     assert main(["bench", "loop", *sizes, "--server", server, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["settings"] == {"server": server, "rollouts": 4, "turns": 2, "latency_s": 0.01}
+    assert report["settings"] == {"server": server, "rollouts": 4, "turns": 2, "latency_s": 0.01, "repeat": 2}
     names = set(report["figures"])
     assert names >= {"wall_over_ideal", "cpu_per_turn", "stall_p99", "memory_per_rollout", "growth_60_over_10"}
     assert all(figure["value"] >= 0 for figure in report["figures"].values())
+    assert report["figures"]["wall_slowest"]["value"] >= report["figures"]["wall"]["value"]
 
 
 async def test_the_stand_in_runs_as_a_process_of_its_own_and_answers_with_tokens():
