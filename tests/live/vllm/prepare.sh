@@ -5,6 +5,7 @@ set -euo pipefail
 root="$(cd "$(dirname "$0")/../../.." && pwd)"
 home="$root/.tools/vllm"
 python="$home/venv/bin/python"
+export PATH="$root/.venv/bin:$PATH" # uv, where the machine has none of its own
 mkdir -p "$home"
 [ -f "$home/ready" ] && exit 0
 

@@ -15,9 +15,9 @@ import pytest
 
 from agent_loop.against import confirm
 from agent_loop.backends import VllmBackend, VllmScaleOutBackend, connect
-from agent_loop.backends.http import JsonClient
+from agent_loop.backends.http import Echo, JsonClient
 from agent_loop.cpu_model.server import free_port
-from agent_loop.model import ContextTooLong, ModelError, Sampling
+from agent_loop.model import ContextTooLong, ModelError, ModelRefused, Sampling
 from agent_loop.recorder import Recorder
 from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
@@ -126,3 +126,14 @@ async def test_a_prompt_beyond_the_context_is_told_as_such(server):
     with pytest.raises(ContextTooLong):
         await backend.generate([5] * 3000, Sampling(max_tokens=4))
     await backend.close()
+
+
+async def test_the_echo_of_the_prompt_is_found_and_compared(server):
+    client = JsonClient(server)
+    model = (await client.get("/v1/models"))["data"][0]["id"]
+    body = {"model": model, "prompt": [5, 6, 7], "max_tokens": 2, "return_token_ids": True}
+    answer = await client.post("/v1/completions", body, echo=Echo("prompt_token_ids", b"[5,6,7]"))
+    assert answer["choices"][0]["prompt_token_ids"] is None
+    with pytest.raises(ModelRefused, match="not the ids that were sent"):
+        await client.post("/v1/completions", body, echo=Echo("prompt_token_ids", b"[5,6]"))
+    await client.close()
