@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agent_loop.limits import Limits
 from agent_loop.results_budget import ResultBudget
@@ -47,6 +48,14 @@ class ServerConfig(_Strict):
     timeout_s: float = Field(default=1200.0, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of `cpu-model` and `standin`, for instance the policy that a stand-in plays."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        address = urlsplit(url)
+        if url and (address.scheme not in ("http", "https") or not address.hostname):
+            raise ValueError(f"{url!r} is not an address like http://127.0.0.1:8000")
+        return url
 
 
 class LimitsConfig(_Strict):

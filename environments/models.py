@@ -18,12 +18,13 @@ from typing import Any
 from agent_loop.backends import TokenBackend, connect
 from agent_loop.backends.vllm import VllmBackend, VllmGenerateBackend, VllmScaleOutBackend
 from agent_loop.chat import ChatServer
-from agent_loop.model import Conversation, Message, ModelServer, ToolSchema
+from agent_loop.model import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
 from agent_loop.recorder import Recorder
 from agent_loop.standin import StandIn, chatml_tokenizer, named_policy
 from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
+from environments.config import ConfigError
 from environments.env_config import ServerConfig
 from tool_parsers import get_parser
 
@@ -82,9 +83,17 @@ class ModelOpener:
             case "cpu-model":
                 return await self._cpu_model(server)
             case _:
-                backend = await self._backend(server)
-                tokenizer = await asyncio.to_thread(load_tokenizer, server.tokenizer_name or self._tokenizer_name)
-                return await self.record(backend, tokenizer)
+                return await self._token_server(server)
+
+    async def _token_server(self, server: ServerConfig) -> ModelServer:
+        try:
+            backend = await self._backend(server)
+            tokenizer = await asyncio.to_thread(load_tokenizer, server.tokenizer_name or self._tokenizer_name)
+            return await self.record(backend, tokenizer)
+        except ModelUnavailable as error:
+            raise ConfigError(f"no model server: {error}: start it, or correct openai.base_url") from error
+        except ModelRefused as error:
+            raise ConfigError(f"the model server cannot be used: {error}") from error
 
     async def record(self, backend: TokenBackend, tokenizer: Any) -> ModelServer:
         """A recorder over a token backend; raises TemplateRefused when the chat template cannot be exact."""
@@ -125,7 +134,7 @@ class ModelOpener:
         if server.api_key_env is None:
             return None
         if server.api_key_env not in self._environ:
-            raise ValueError(f"api_key_env names {server.api_key_env}, which is not set")
+            raise ConfigError(f"openai.api_key_env names {server.api_key_env}, which is not set")
         return self._environ[server.api_key_env]
 
 
@@ -139,4 +148,8 @@ def load_tokenizer(name: str) -> Any:
         return transformers_tokenizer(Path(name), chatml_template())
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"no tokenizer {name!r} (openai.tokenizer_name or env.tokenizer_name): {reason}") from error

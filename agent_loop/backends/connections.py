@@ -156,7 +156,7 @@ class Connections:
     """The connections to one server."""
 
     def __init__(self, address: SplitResult) -> None:
-        if address.scheme not in ("http", "https") or not address.hostname:
+        if address.scheme not in ("http", "https") or not address.hostname or address.query:
             raise ValueError(f"{address.geturl()!r} is not an address like http://127.0.0.1:8000")
         self._host = address.hostname
         self._tls = ssl.create_default_context() if address.scheme == "https" else None

@@ -8,6 +8,7 @@ import pytest
 
 from agent_loop.model import ModelTurn, Sampling
 from agent_loop.standin import StandIn
+from environments.config import ConfigError
 from environments.env_config import ServerConfig
 from environments.models import ModelOpener, load_tokenizer
 from support.env_tasks import right
@@ -54,8 +55,24 @@ async def test_rollouts_stay_on_one_of_several_servers() -> None:
 
 async def test_keys_come_from_the_named_variable_and_a_missing_one_is_an_error() -> None:
     server = ServerConfig(base_url="http://127.0.0.1:9", server_type="vllm", api_key_env="MY_KEY")
-    with pytest.raises(ValueError, match="MY_KEY, which is not set"):
+    with pytest.raises(ConfigError, match="MY_KEY, which is not set"):
         await ask(server, environ={})
+
+
+async def test_a_server_that_is_not_there_or_is_something_else_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"no model server: http://127\.0\.0\.1:9/props: .*correct openai\.base_url"):
+        await ask(ServerConfig(base_url="http://127.0.0.1:9"))
+    async with StandIn(right) as standin:
+        with pytest.raises(ConfigError, match=r"cannot be used: .* answers neither as"):
+            await ask(ServerConfig(base_url=f"{standin.url}/elsewhere"))
+        with pytest.raises(ConfigError, match=r"no tokenizer '/no/such' \(openai\.tokenizer_name"):
+            await ask(ServerConfig(base_url=standin.url, tokenizer_name="/no/such"))
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ws://x", "http://"])
+def test_an_address_is_checked_when_it_is_read(url: str) -> None:
+    with pytest.raises(ValueError, match="is not an address like http://127"):
+        ServerConfig(base_url=url)
 
 
 def test_a_key_never_shows_in_a_config() -> None:

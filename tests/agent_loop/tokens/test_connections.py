@@ -265,7 +265,7 @@ async def test_faults_name_the_address_without_its_password():
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["localhost:8000", "", "ftp://x", "http://"])
+@pytest.mark.parametrize("address", ["localhost:8000", "", "ftp://x", "http://", "http://x/v1?key=1"])
 def test_what_is_no_address_is_refused_at_once(address):
     with pytest.raises(ValueError, match="is not an address like http"):
         JsonClient(address)
