@@ -1,8 +1,10 @@
 """`hermes-rl bench loop`: what the agent loop itself costs, with a model of fixed latency and tools that take no time.
 
 All rollouts run at once with the given latency (wall time over the ideal, CPU per turn, stalls of the event loop,
-memory), a few times over: whatever else the machine does only adds, so the figures are those of the fastest time. Then
-a few rollouts of 10 and of 60 turns without latency or HTTP show whether a turn gets dearer with its history.
+memory), a few times over: whatever else the machine does only adds, so the figures are those of the fastest time. On a
+virtual machine `cpu_taken` says how much of the CPU its host gave to others meanwhile: beyond a few percent the figures
+are the host's. Then a few rollouts of 10 and of 60 turns without latency or HTTP show whether a turn gets dearer with
+its history.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import resource
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +72,8 @@ async def _measure(args: argparse.Namespace) -> Report:
         Figure("wall_slowest", slowest_s, "s"),
         Figure("cpu_per_turn", main.cpu_per_turn_ms, "ms", 2.0),
         Figure("stall_p99", main.stall_p99_ms, "ms", 20.0),
-        Figure("memory_per_rollout", main.memory_kb, "KB"),
+        Figure("memory_per_rollout", max(played.memory_kb for played in times), "KB"),
+        Figure("cpu_taken", main.cpu_taken * 100, "%"),
         Figure("cpu_per_turn_10_turns", short, "ms"),
         Figure("cpu_per_turn_60_turns", long, "ms"),
         Figure("growth_60_over_10", growth, "x", 1.3),
@@ -111,23 +115,28 @@ class _Played:
     cpu_per_turn_ms: float
     stall_p99_ms: float
     memory_kb: float
+    cpu_taken: float
+    """Share of this machine's CPU time that its host gave to others."""
 
 
 async def _play(server: ModelServer, rollouts: int, turns: int) -> _Played:
     gc.collect()
     late: list[float] = []
     memory_before = _resident_kb()
+    stolen_before, whole_before = _cpu_ticks()
     beat = asyncio.create_task(_heartbeat(late))
     wall, cpu = time.perf_counter(), time.process_time()
     results = await asyncio.gather(*(_rollout(server, turns) for _ in range(rollouts)))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     memory = _resident_kb() - memory_before
+    stolen, whole = _cpu_ticks()
     beat.cancel()
     if short := [result for result in results if len(result.turns) != turns]:
         raise RuntimeError(f"a rollout ended as {short[0].outcome}: {short[0].error}")
     late.sort()
     stall = late[int(len(late) * 0.99)] if late else 0.0
-    return _Played(wall, cpu * 1000 / (rollouts * turns), stall * 1000, max(memory, 0) / rollouts)
+    taken = (stolen - stolen_before) / max(whole - whole_before, 1)
+    return _Played(wall, cpu * 1000 / (rollouts * turns), stall * 1000, max(memory, 0) / rollouts, taken)
 
 
 async def _rollout(server: ModelServer, turns: int) -> AgentResult:
@@ -145,10 +154,19 @@ async def _heartbeat(late: list[float]) -> None:
         late.append(time.perf_counter() - asked - BEAT_S)
 
 
+def _cpu_ticks() -> tuple[int, int]:
+    """Stolen and all CPU time of this machine so far; zeros where the kernel does not tell."""
+    try:
+        first = Path("/proc/stat").read_text("ascii").partition("\n")[0]
+    except OSError:
+        return 0, 0
+    ticks = [int(word) for word in first.split()[1:9]]  # user nice system idle iowait irq softirq steal
+    return ticks[7], sum(ticks)
+
+
 def _resident_kb() -> int:
     try:
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a path of ours
-            return int(statm.read().split()[1]) * resource.getpagesize() // 1024
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize() // 1024
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -24,6 +24,7 @@ def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
     names = set(report["figures"])
     assert names >= {"wall_over_ideal", "cpu_per_turn", "stall_p99", "memory_per_rollout", "growth_60_over_10"}
     assert all(figure["value"] >= 0 for figure in report["figures"].values())
+    assert 0 <= report["figures"]["cpu_taken"]["value"] <= 100
     assert report["figures"]["wall_slowest"]["value"] >= report["figures"]["wall"]["value"]
 
 
