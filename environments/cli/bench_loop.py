@@ -60,7 +60,9 @@ def measure(args: argparse.Namespace) -> Report:
 
 async def _measure(args: argparse.Namespace) -> Report:
     from environments.cli.bench_servers import bench_server
+    from environments.launch import collect_seldom
 
+    collect_seldom()
     async with bench_server(args.server, args.latency) as server:
         await _play(server, args.rollouts, 1)  # fills caches and opens the connections, which a run keeps
         times = [await _play(server, args.rollouts, args.turns) for _ in range(args.repeat)]
