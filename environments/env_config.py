@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from agent_loop.backends.connections import http_address
 from agent_loop.limits import Limits
 from agent_loop.results_budget import ResultBudget
 from agent_loop.tools.config import ToolConfig
@@ -52,9 +52,8 @@ class ServerConfig(_Strict):
     @field_validator("base_url")
     @classmethod
     def _is_an_address(cls, url: str) -> str:
-        address = urlsplit(url)
-        if url and (address.scheme not in ("http", "https") or not address.hostname):
-            raise ValueError(f"{url!r} is not an address like http://127.0.0.1:8000")
+        if url:
+            http_address(url, may_have_query=True)  # chat endpoints may need one
         return url
 
 

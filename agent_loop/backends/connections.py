@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 from typing import cast
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -152,13 +152,19 @@ class Connection(asyncio.Protocol):
             self._asked.set_exception(result)
 
 
+def http_address(url: str, *, may_have_query: bool = False) -> SplitResult:
+    """The parts of a server's address; raises ValueError when it is none."""
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname or (address.query and not may_have_query):
+        raise ValueError(f"{url!r} is not an address like http://127.0.0.1:8000")
+    return address
+
+
 class Connections:
-    """The connections to one server."""
+    """The connections to one server, whose address is from `http_address`."""
 
     def __init__(self, address: SplitResult) -> None:
-        if address.scheme not in ("http", "https") or not address.hostname or address.query:
-            raise ValueError(f"{address.geturl()!r} is not an address like http://127.0.0.1:8000")
-        self._host = address.hostname
+        self._host = str(address.hostname)
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
         self._port = address.port or (443 if self._tls else 80)
         self._idle: list[Connection] = []

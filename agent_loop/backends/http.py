@@ -7,11 +7,11 @@ import re
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import orjson
 
-from agent_loop.backends.connections import Connections
+from agent_loop.backends.connections import Connections, http_address
 from agent_loop.model import ContextTooLong, ModelRefused, ModelUnavailable
 
 RETRYABLE = frozenset({408, 425, 429})
@@ -27,7 +27,7 @@ class JsonClient:
     """A client for one server. It connects on first use, inside the running event loop."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        address = urlsplit(url.rstrip("/").removesuffix("/v1"))
+        address = http_address(url.rstrip("/").removesuffix("/v1"))
         host = address.netloc.rpartition("@")[2]
         self.url = address._replace(netloc=host).geturl()
         self._connections = Connections(address)
