@@ -127,6 +127,11 @@ class AgentResult:
         return self.wire_log()
 
     @property
+    def trainable(self) -> bool:
+        """Whether this shows what the policy does: an outcome of its own, and at least one turn that it sampled."""
+        return self.outcome.trainable and bool(self.turns)
+
+    @property
     def has_tokens(self) -> bool:
         """Whether the server gave tokens: never invented where it did not."""
         return bool(self.segments)
@@ -135,7 +140,7 @@ class AgentResult:
         """The part of a `RolloutRecord` that the loop knows, as plain data."""
         return {
             "outcome": self.outcome.value,
-            "trainable": self.outcome.trainable,
+            "trainable": self.trainable,
             "messages": self.messages,
             "has_tokens": self.has_tokens,
             "segments": self.segments,

@@ -212,6 +212,7 @@ class Report:
     calls: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    sampled_turns: int = 0
     untrained_samples: int = 0
     """Sampled tokens that came without a logprob: kept in the prompt, never trained."""
     checked: Counter[str] = field(default_factory=Counter)
@@ -230,6 +231,7 @@ class Report:
         """Check one rollout."""
         self.rollouts += 1
         self.with_tokens += record.has_tokens
+        self.sampled_turns += len(record.turns) or len(record.sampled_calls)
         self.segments += len(record.segments)
         self.calls += len(record.sampled_calls)
         self.tokens += sum(len(s.tokens) for s in record.segments)

@@ -28,6 +28,7 @@ from environments.atropos.env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import Packer
 from environments.atropos.servers import AtroposServerBackend
+from environments.config import ConfigError
 from environments.env_config import HermesAgentEnvConfig, LimitsConfig, RunConfig, ServerConfig
 from environments.group_runner import GroupResult, run_members
 from environments.models import ModelOpener, load_tokenizer
@@ -56,6 +57,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+KNOWN_SOLUTIONS = 4096
+"""Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
 
 
 class HermesAgentBaseEnv(AtroposEnv):
@@ -87,6 +91,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._packer = Packer(config.group_size, config.segments, config.advantages)
         self._packing = asyncio.Lock()
         self._groups = 0
+        self._solutions: dict[str, Sequence[str]] = {}
+        self._sampled = False
         Plan(config).tools(0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -133,6 +139,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def prepare(self, item: Any, ctx: SandboxContext) -> None:
         """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
 
+    def solution(self, item: Any) -> Sequence[str]:
+        """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
+        return item_field(item, "solution") or ()
+
     def spec(self, item: Any) -> SandboxSpec:
         """Image, limits and network of this item's slots."""
         return self.config.sandbox
@@ -160,7 +170,11 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def _open_model(self) -> ModelServer:
         config = self.config
         opener = ModelOpener(
-            self._stack, config.tool_call_parser, config.tokenizer_name, tools_in_prompt=config.tools_in_prompt
+            self._stack,
+            config.tool_call_parser,
+            config.tokenizer_name,
+            tools_in_prompt=config.tools_in_prompt,
+            solutions=self._solutions,
         )
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
@@ -227,17 +241,31 @@ class HermesAgentBaseEnv(AtroposEnv):
                 rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
                 seed = self._seed(plan, f"{tag or 'train'}-{index}-{result.item_id}", member, attempt_number)
                 rollout = await runner.run(self._job(plan, item, result, rollout_id, tools, heat, snapshot, seed))
+                self._check_prompt_fits(rollout.record)
                 if tag is None:
                     self.keep(rollout.record)
                 return rollout
 
             await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
 
+        prompt = str(plan.messages(self.format_prompt(item))[-1].get("content"))
+        self._solutions[prompt] = self.solution(item)
+        while len(self._solutions) > KNOWN_SOLUTIONS:
+            self._solutions.pop(next(iter(self._solutions)))
         if type(self).prepare is HermesAgentBaseEnv.prepare:
             await run(None)
         else:
             await self._run_prepared(item, result, run)
         return result
+
+    def _check_prompt_fits(self, record: RolloutRecord) -> None:
+        """A prompt without room for its first turn is a mistake of the settings as long as no rollout had room."""
+        self._sampled = self._sampled or bool(record.turns)
+        if record.outcome == Outcome.CONTEXT_OVERFLOW.value and not self._sampled:
+            raise ConfigError(
+                f"item {record.item_id}: the first prompt does not fit: {record.error}: raise env.max_token_length "
+                f"(now {self.config.max_token_length}), or enable fewer tools (env.enabled_toolsets)"
+            )
 
     async def _run_prepared(self, item: Any, result: GroupResult, run: Any) -> None:
         async def prepare(sandbox: Sandbox) -> None:

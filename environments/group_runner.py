@@ -52,6 +52,9 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
                 break
         return None
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(member(number)) for number in range(result.wanted)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(member(number)) for number in range(result.wanted)]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # members fail alike; one sentence is enough
     result.scored = [rollout for task in tasks if (rollout := task.result()) is not None]

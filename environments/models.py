@@ -21,6 +21,7 @@ from agent_loop.chat import ChatServer
 from agent_loop.model import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
 from agent_loop.recorder import Recorder
 from agent_loop.standin import StandIn, chatml_tokenizer, named_policy
+from agent_loop.standin.solver import solver
 from agent_loop.standin.tokenizer import chatml_template
 from agent_loop.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
@@ -61,12 +62,15 @@ class ModelOpener:
         tokenizer_name: str,
         *,
         tools_in_prompt: bool = True,
+        solutions: Mapping[str, Sequence[str]] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        """`solutions` (prompt -> shell commands, read at each request) are what the `solver` stand-in plays."""
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
         self._tools_in_prompt = tools_in_prompt
+        self._solutions = {} if solutions is None else solutions
         self._environ = os.environ if environ is None else environ
 
     async def open(self, servers: Sequence[ServerConfig]) -> ModelServer:
@@ -111,7 +115,8 @@ class ModelOpener:
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
         options = dict(server.options)
-        policy = named_policy(str(options.pop("policy", "good")))
+        name = str(options.pop("policy", "solver"))
+        policy = solver(self._solutions) if name == "solver" else named_policy(name)
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
 

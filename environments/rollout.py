@@ -127,7 +127,7 @@ class RolloutRunner:
         try:
             result, frozen = await self._act(job, record)
             rollout = ScoredRollout(record)
-            if result.outcome.trainable and frozen is not None:
+            if result.trainable and frozen is not None:
                 rollout = await self._score(job, result, frozen, record)
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
@@ -154,7 +154,7 @@ class RolloutRunner:
                     record.timing = {**record.timing, **value}
                 else:
                     setattr(record, name, value)
-            if not result.outcome.trainable:
+            if not result.trainable:
                 return result, None
             return result, await FrozenWorkspace.take(sandbox, self._settings.whole_layer)
 

@@ -20,6 +20,7 @@ from environments.atropos.link import ApiLink, Stopped
 from environments.atropos.outbox import Outbox
 from environments.atropos.pacing import Pace, crossed, enough, groups_to_start
 from environments.atropos.stops import Stop
+from environments.config import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,10 @@ class ServeLoop:
     def _count_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
-        if (error := task.exception()) is not None:
+        error = task.exception()
+        if isinstance(error, ConfigError):
+            raise error
+        if error is not None:
             self.counts.failed += 1
             log.error("a group failed: %r", error, exc_info=error)
         else:

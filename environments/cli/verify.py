@@ -64,6 +64,8 @@ def _read(path: Path, *, keep: bool) -> tuple[Report, list[tuple[int, RolloutRec
         raise UsageError(f"{path}: {error}") from error
     if not report.rollouts:
         raise UsageError(f"{path}: no rollouts in it")
+    if not report.sampled_turns:
+        raise UsageError(f"{path}: nothing to verify: none of its {report.rollouts} rollouts sampled a turn")
     return report, kept
 
 

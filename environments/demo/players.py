@@ -10,7 +10,7 @@ from agent_loop.backends.llamacpp import LlamaCppBackend
 from agent_loop.backends.vllm import VllmBackend
 from agent_loop.model import ModelServer
 from agent_loop.standin import StandIn, chatml_tokenizer
-from environments.demo.policies import WRITERS, scripted
+from agent_loop.standin.solver import WRITERS, solver
 from environments.env_config import ServerConfig
 from environments.models import ModelOpener
 from environments.sandboxes import Pool
@@ -43,9 +43,10 @@ async def scripted_players(
     sizes = {"max_agent_turns": 4, "max_token_length": 8192, "max_tokens_per_turn": 256}
     settings = config.model_copy(update={"examples": [], "tools_in_prompt": True, **sizes})
     opener = ModelOpener(stack, settings.tool_call_parser, settings.tokenizer_name)
+    solutions = {task.prompt: task.solution for task in tasks}
     players = []
     for name, writer in WRITERS.items():
-        server = await stack.enter_async_context(StandIn(scripted(tasks, writer), keep_log=False))
+        server = await stack.enter_async_context(StandIn(solver(solutions, writer), keep_log=False))
         model = await opener.record(VllmBackend(server.url, model=name), chatml_tokenizer())
         players.append(Player(name, _env(f"{name} (scripted)", settings, pool, model)))
     return players

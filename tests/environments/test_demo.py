@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from agent_loop.records import RolloutRecord
-from environments.demo.policies import WRITERS, scripted
+from agent_loop.standin.solver import WRITERS, solver
 from environments.demo.run import DemoPlan, run_demo
 from environments.launch import load_environment
 
@@ -70,7 +70,7 @@ def test_a_policy_is_the_same_for_the_same_seed_and_knows_only_its_tasks() -> No
     task = TerminalTasks("train", levels=[0])[0]
     text = f"<|im_start|>user\n{task.prompt}<|im_end|>\n<|im_start|>assistant\n"
     for writer in WRITERS.values():
-        policy = scripted([task], writer)
+        policy = solver({task.prompt: task.solution}, writer)
         turns = [policy(PolicyRequest(text, None, n, body={"seed": 7})) for n in (0, 99)]  # type: ignore[arg-type]
         assert turns[0] == turns[1]
         assert policy(PolicyRequest("something else", None, 0)) == "I do not know this task."  # type: ignore[arg-type]
