@@ -43,7 +43,7 @@ test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800
 
 learn-check: $(INSTALLED) hints
-	$(BIN)/pytest -m slow -s tests/environments/learn/test_learn_check.py
+	$(BIN)/pytest -m slow -s tests/environments/apps/learn/test_learn_check.py
 
 # Pinned by tests/live/nomad/go.mod. Only tests use it; users install Nomad the way its makers say (BUSL-licensed).
 nomad:

@@ -14,18 +14,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_loop.chat import TextParser, as_model_server
-from agent_loop.context import ContextOverflow, ContextPolicy
-from agent_loop.context_strategies import Strategy
+from agent_loop.context.result_budget import ResultBudget
+from agent_loop.context.strategies import Strategy
+from agent_loop.context.window import ContextOverflow, ContextPolicy
 from agent_loop.limits import Limits
-from agent_loop.metrics import rollout_metrics
-from agent_loop.model import ContextTooLong, Message, ModelError, Sampling, ToolSchema
+from agent_loop.model.chat import TextParser, as_model_server
+from agent_loop.model.contract import ContextTooLong, Message, ModelError, Sampling, ToolSchema
+from agent_loop.model.errors import RetryPolicy
 from agent_loop.outcome import Outcome
-from agent_loop.result import AgentResult
-from agent_loop.results_budget import ResultBudget
-from agent_loop.retry import RetryPolicy
+from agent_loop.records.metrics import rollout_metrics
+from agent_loop.records.result import AgentResult
 from agent_loop.rollout import Rollout, RolloutConfig
-from agent_loop.runtime import HandlerRuntime, ToolHandler, ToolRuntime
+from agent_loop.turn.runtime import HandlerRuntime, ToolHandler, ToolRuntime
 from sandbox_pool.errors import SandboxError
 
 log = logging.getLogger(__name__)

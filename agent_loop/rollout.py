@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_loop.calls import CallPlanner
-from agent_loop.chat_errors import translate
-from agent_loop.context import ContextPolicy, ContextWindow
-from agent_loop.context_view import CHARS_PER_TOKEN
+from agent_loop.context.result_budget import ResultBudget
+from agent_loop.context.strategies import CHARS_PER_TOKEN
+from agent_loop.context.window import ContextPolicy, ContextWindow
 from agent_loop.fairness import breathe
 from agent_loop.limits import Limits, earliest
-from agent_loop.messages import CallIds, assistant_message, settle
-from agent_loop.model import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling, ToolSchema
+from agent_loop.model.contract import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling, ToolSchema
+from agent_loop.model.errors import RetryPolicy, translate, with_retries
 from agent_loop.outcome import Outcome
-from agent_loop.result import TurnRecord
-from agent_loop.results_budget import ResultBudget
-from agent_loop.retry import RetryPolicy, with_retries
-from agent_loop.runtime import ToolRuntime
-from agent_loop.tool_turn import ToolTurns
+from agent_loop.records.result import TurnRecord
+from agent_loop.turn.calls import CallPlanner
+from agent_loop.turn.messages import CallIds, assistant_message, settle
+from agent_loop.turn.runtime import ToolRuntime
+from agent_loop.turn.tool_turn import ToolTurns
 
 log = logging.getLogger(__name__)
 

@@ -19,28 +19,27 @@ from typing import Any, ClassVar
 
 from atroposlib.envs.base import APIServerConfig
 
-from agent_loop.metrics import rollout_metrics
-from agent_loop.model import Message, ModelServer
+from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
-from agent_loop.records import RolloutRecord
-from agent_loop.result import AgentResult
-from environments.atropos.env import AtroposEnv
+from agent_loop.records.metrics import rollout_metrics
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.result import AgentResult
+from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import Packer
 from environments.atropos.servers import AtroposServerBackend
 from environments.config import ConfigError
-from environments.env_config import HermesAgentEnvConfig, LimitsConfig, RunConfig, ServerConfig
-from environments.group_runner import GroupResult, run_members
+from environments.config.settings import HermesAgentEnvConfig, LimitsConfig, RunConfig, ServerConfig
 from environments.models import ModelOpener, load_tokenizer
-from environments.planning import Plan, content_id, item_field
-from environments.rewards import Rewards
-from environments.rollout import RolloutJob, RolloutRunner, Score, ToolChoice, prepared
-from environments.rollout_stats import RolloutStats
+from environments.rollouts.group import GroupResult, run_members
+from environments.rollouts.planning import Plan, content_id, item_field
+from environments.rollouts.rollout import RolloutJob, RolloutRunner, Score, ToolChoice, prepared
+from environments.rollouts.stats import RolloutStats
 from environments.runs.store import append_bytes
-from environments.sandbox_context import SandboxContext
 from environments.sandboxes import Pool, Sandbox
-from environments.tool_context import ToolContext
-from environments.verification import Verdict
+from environments.scoring.contexts import SandboxContext, ToolContext
+from environments.scoring.rewards import Rewards
+from environments.scoring.verification import Verdict
 from sandbox_pool.spec import SandboxSpec
 
 __all__ = [
@@ -128,7 +127,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Run the evaluation items and log their summary; called every `steps_per_eval` steps while serving."""
-        from environments.evaluation import evaluate_here
+        from environments.rollouts.evaluation import evaluate_here
 
         return await evaluate_here(self)
 
@@ -180,7 +179,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         if ours:
             return await opener.open(ours)
         if self.server_configs[0].server_type == "openai":
-            from agent_loop.chat import as_model_server
+            from agent_loop.model.chat import as_model_server
 
             return as_model_server(self.server)
         tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer_name)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, create_model
 
 from environments.config import ConfigError, find_config, load_config
+from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import read_yaml
-from environments.env_config import RunConfig, ServerConfig
 from environments.registry import find_environment
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def configure_logging(verbose: bool = False) -> None:
 
 def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
     """`python -m environments.<name> serve|process|evaluate [--config FILE] [--env.key value ...]`."""
-    from environments.cli.main import split_settings
+    from environments.apps.cli.main import split_settings
 
     words, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog=f"python {Path(sys.argv[0]).name}", description=kind.__doc__)

@@ -15,18 +15,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agent_loop.backends import TokenBackend, connect
-from agent_loop.backends.vllm import VllmBackend, VllmGenerateBackend, VllmScaleOutBackend
-from agent_loop.chat import ChatServer
-from agent_loop.model import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
-from agent_loop.recorder import Recorder
-from agent_loop.standin import StandIn, chatml_tokenizer, named_policy
-from agent_loop.standin.solver import solver
-from agent_loop.standin.tokenizer import chatml_template
-from agent_loop.tokens.probe import probe_template
+from agent_loop.local_models.standin import StandIn, chatml_tokenizer, named_policy
+from agent_loop.local_models.standin.chatml import chatml_template
+from agent_loop.local_models.standin.solver import solver
+from agent_loop.model.backends import TokenBackend, connect
+from agent_loop.model.backends.vllm import VllmBackend, VllmGenerateBackend, VllmScaleOutBackend
+from agent_loop.model.chat import ChatServer
+from agent_loop.model.contract import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
 from environments.config import ConfigError
-from environments.env_config import ServerConfig
+from environments.config.settings import ServerConfig
 from tool_parsers import get_parser
 
 NAMED_MODEL: dict[str, Callable[..., TokenBackend]] = {
@@ -121,7 +121,7 @@ class ModelOpener:
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
 
     async def _cpu_model(self, server: ServerConfig) -> ModelServer:
-        from agent_loop.cpu_model import CpuModel
+        from agent_loop.local_models.cpu_model import CpuModel
 
         model = await self._stack.enter_async_context(CpuModel(**server.options))
         return await self.record(model.backend(), model.tokenizer)
@@ -148,7 +148,7 @@ def load_tokenizer(name: str) -> Any:
     if name == "standin":
         return chatml_tokenizer()
     if name.endswith(".gguf"):
-        from agent_loop.cpu_model.tokenizer import transformers_tokenizer
+        from agent_loop.local_models.cpu_model.gguf import transformers_tokenizer
 
         return transformers_tokenizer(Path(name), chatml_template())
     from transformers import AutoTokenizer

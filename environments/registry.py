@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from environments.config.errors import ConfigError, did_you_mean
+from environments.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
 
 SHIPPED = {
-    "terminal_tasks": "environments.terminal_tasks.env:TerminalTasksEnv",
-    "code_tasks": "environments.code_tasks.env:CodeTasksEnv",
+    "terminal_tasks": "environments.terminal_tasks.terminal_env:TerminalTasksEnv",
+    "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from sandbox_pool.sandbox import Sandbox
+from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.spec import SandboxSpec
 
 __all__ = ["Pool", "Sandbox"]

@@ -25,18 +25,18 @@ from sandbox_pool.errors import (
 from sandbox_pool.results import ExecResult, FileStat, LogChunk, Truncation
 
 if TYPE_CHECKING:
+    from sandbox_pool.client.sandbox import Sandbox
     from sandbox_pool.config import PoolConfig
-    from sandbox_pool.lease import Lease
-    from sandbox_pool.pool import SlotPool
-    from sandbox_pool.sandbox import Sandbox
+    from sandbox_pool.pool.lease import Lease
+    from sandbox_pool.pool.pool import SlotPool
     from sandbox_pool.spec import SandboxSpec
 
 _LAZY = {
-    "Lease": "sandbox_pool.lease",
+    "Lease": "sandbox_pool.pool.lease",
     "PoolConfig": "sandbox_pool.config",
-    "Sandbox": "sandbox_pool.sandbox",
+    "Sandbox": "sandbox_pool.client.sandbox",
     "SandboxSpec": "sandbox_pool.spec",
-    "SlotPool": "sandbox_pool.pool",
+    "SlotPool": "sandbox_pool.pool.pool",
 }
 """Imported on first use: pydantic alone takes longer than most commands a user types."""
 

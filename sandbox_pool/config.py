@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sandbox_pool.errors import IsolationUnavailable
 from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from sandbox_pool.client.host_client import HostInfo
+
+log = logging.getLogger(__name__)
 
 Isolation = Literal["namespaces", "landlock", "uid", "plain"]
 """Levels of isolation, strongest first."""
+LEVELS: tuple[str, ...] = get_args(Isolation)
+_told: set[tuple[str, tuple[str, ...]]] = set()
+
+
+def rank(level: str) -> int:
+    """0 is the strongest. A variant such as `namespaces-rootless` ranks as the level it begins with."""
+    for position, name in enumerate(LEVELS):
+        if level == name or level.startswith(f"{name}-"):
+            return position
+    return len(LEVELS)
+
+
+def check_isolation(info: HostInfo, wanted: Isolation) -> None:
+    """Refuse a host that isolates less than wanted; say loudly, once, when it is less than full isolation."""
+    if rank(info.isolation) > rank(wanted):
+        raise IsolationUnavailable(
+            f"{info.host_id} isolates its slots by {info.isolation!r} only ({info.isolation_reason}); "
+            f"min_isolation is {wanted!r}"
+        )
+    told = (info.isolation, tuple(info.missing))
+    if told in _told:
+        return
+    _told.add(told)
+    if rank(info.isolation) > 0:
+        log.warning("slots are isolated by %r only: %s", info.isolation, info.isolation_reason)
+    if info.missing:
+        log.warning("not enforceable here: %s", ", ".join(info.missing))
 
 
 class PoolConfig(BaseModel):
@@ -81,7 +115,7 @@ class PoolConfig(BaseModel):
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> PoolConfig:
         """Settings from the TERMINAL_* variables of the earlier system, read once."""
-        from sandbox_pool.env_config import config_from_env
+        from sandbox_pool.terminal_env import config_from_env
 
         return config_from_env(os.environ if environ is None else environ)
 

@@ -1,9 +1,9 @@
 """What the model may call; every tool runs inside the rollout's leased sandbox."""
 
 from agent_loop.tools.config import ScriptLimits, ToolConfig
-from agent_loop.tools.errors import ToolsetError
 from agent_loop.tools.policy import DANGEROUS_COMMANDS, CommandPolicy, Rule
-from agent_loop.tools.runtime import ToolRuntime
+from agent_loop.tools.sandbox_tools import ToolRuntime
+from agent_loop.tools.tool import ToolsetError
 from agent_loop.tools.toolsets import DISTRIBUTIONS, TOOLSETS, draw, resolve
 
 __all__ = [

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent_loop.tools import execute_code, patch, process, read_file, search_files, terminal, todo, web, write_file
+from agent_loop.tools import todo
+from agent_loop.tools.files import patch, read_file, search_files, write_file
+from agent_loop.tools.script import execute_code
+from agent_loop.tools.shell import process, terminal
 from agent_loop.tools.tool import Tool
+from agent_loop.tools.web import web_tools as web
 
 _TOOLS = (
     terminal.TOOL,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_loop.tools.errors import InvalidArguments
-from agent_loop.tools.tool import Tool, ToolContext, load_schema
+from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, load_schema
 
 STATUSES = ("pending", "in_progress", "completed", "cancelled")
 MAX_ITEMS = 200

@@ -12,17 +12,34 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent_loop.model import ToolSchema
-from agent_loop.runtime import NestedCall, ToolOutcome
+from agent_loop.model.contract import ToolSchema
+from agent_loop.turn.runtime import NestedCall, ToolOutcome
 
 if TYPE_CHECKING:
     from agent_loop.tools.config import ToolConfig
-    from agent_loop.tools.hygiene import Redactor
-    from agent_loop.tools.process_table import ProcessTable
+    from agent_loop.tools.files.workspace import Workspace
+    from agent_loop.tools.output import Redactor
+    from agent_loop.tools.shell.process_table import ProcessTable
     from agent_loop.tools.todo import TodoList
-    from agent_loop.tools.web import WebProvider
-    from agent_loop.tools.workspace import Workspace
-    from sandbox_pool.sandbox import Sandbox
+    from agent_loop.tools.web.web_tools import WebProvider
+    from sandbox_pool.client.sandbox import Sandbox
+
+
+class ToolFailure(Exception):
+    """The call failed for a reason the model can read and act on; becomes `{"error": message, **fields}`."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+
+class InvalidArguments(ToolFailure):
+    """The call did not run: its arguments are not what the tool's schema asks for."""
+
+
+class ToolsetError(ValueError):
+    """An unknown toolset, tool or distribution, or a selection without any tool. For the user, not for the model."""
 
 
 class NestedCaller(Protocol):

@@ -10,7 +10,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from agent_loop.tools.errors import ToolsetError
+from agent_loop.tools.tool import ToolsetError
 
 TOOLSETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

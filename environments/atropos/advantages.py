@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Literal
 
-from agent_loop.model import Segment
-from agent_loop.records import SampledCall
+from agent_loop.model.contract import Segment
+from agent_loop.records.record import SampledCall
 from environments.atropos.groups import MASKED
 
 Baseline = Literal["mean", "normalized"]

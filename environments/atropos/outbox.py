@@ -12,14 +12,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+import zlib
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+
 from environments.atropos.api import ApiBroken, ApiDown, ApiRefused, Unanswered
-from environments.atropos.groups import MASKED, Group
+from environments.atropos.groups import MASKED, ROW_KEYS, Group
 from environments.atropos.link import ApiLink
-from environments.atropos.wire import encode_group
+
+GZIP = 31
+"""zlib's window bits for a gzip header and trailer."""
+
+
+def encode_group(group: Group, env_id: int | None) -> bytes:
+    """The body of POST /scored_data. Pure and slow: call it in a thread."""
+    compressor = zlib.compressobj(1, zlib.DEFLATED, GZIP)
+    body = [compressor.compress(piece) for piece in _pieces({**group, "env_id": env_id})]
+    body.append(compressor.flush())
+    return b"".join(body)
+
+
+def _pieces(group: dict[str, Any]) -> Iterator[bytes]:
+    opening = b"{"
+    for key, value in group.items():
+        yield opening + orjson.dumps(key) + b":"
+        opening = b","
+        if value is not None and key in (*ROW_KEYS, "messages"):
+            yield b"["
+            for index, row in enumerate(value):
+                yield (b"," if index else b"") + orjson.dumps(row)
+            yield b"]"
+        else:
+            yield orjson.dumps(value)
+    yield b"}"
+
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_loop.model import Message
-from agent_loop.records import RolloutRecord
+from agent_loop.model.contract import Message
+from agent_loop.records.record import RolloutRecord
 from environments.atropos.advantages import Baseline, centered, check_turn_rewards, spread, turn_advantages
 from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
 

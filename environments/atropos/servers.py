@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from agent_loop.backends.base import Generation
-from agent_loop.model import ContextTooLong, ModelRefused, ModelUnavailable, Sampling
+from agent_loop.model.backends.backend import Generation
+from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable, Sampling
 
 LATER = frozenset({408, 425, 429})
 FINISHED = frozenset({"stop", "length"})
@@ -29,7 +29,7 @@ class AtroposServerBackend:
         self._turn = itertools.count()
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
-        """Sample one continuation. Raises the errors of `agent_loop.model`; never retries by itself."""
+        """Sample one continuation. Raises the errors of `agent_loop.model.contract`; never retries by itself."""
         server = self._least_busy()
         options = _options(server, sampling, stop_ids)
         async with server.sem:

@@ -1,5 +1,5 @@
 """`python -m environments.code_tasks serve|process|evaluate`."""
 
-from environments.code_tasks.env import CodeTasksEnv
+from environments.code_tasks.code_env import CodeTasksEnv
 
 CodeTasksEnv.cli()

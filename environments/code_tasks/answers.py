@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from environments.verification import VerifierContext, read_or_none, stat_or_none
+from environments.scoring.verification import VerifierContext, read_or_none, stat_or_none
 
 MAX_ANSWER_BYTES = 20_000_000
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from environments.code_tasks.answers import Answer, NoAnswers, Steps, ask
 from environments.code_tasks.solver import decode, encode
-from environments.verification import Verdict, VerifierContext
+from environments.scoring.verification import Verdict, VerifierContext
 
 UNCHECKED = object()
 """No promise about what a step returns."""

@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 import yaml
 
+from environments.code_tasks.code_task import CodeTask
 from environments.code_tasks.python_tests import CodeTests
-from environments.code_tasks.task import CodeTask
 from environments.shell_text import heredoc
 
 NEEDED = ("task_id", "prompt", "canonical_solution", "test", "entry_point")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from environments.code_tasks.code_task import CodeTask
 from environments.code_tasks.datasets import DatasetUnavailable, file_rows, hub_rows, human_eval_rows, to_tasks
 from environments.code_tasks.local import local_tasks
-from environments.code_tasks.task import CodeTask
 
 
 def load_tasks(source: str = "local", split: str | None = None) -> list[CodeTask]:

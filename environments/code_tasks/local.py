@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from environments.code_tasks.cases import CaseTests, parse_cases
-from environments.code_tasks.task import CodeTask
+from environments.code_tasks.code_task import CodeTask
 from environments.shell_text import heredoc
 
 

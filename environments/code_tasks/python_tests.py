@@ -14,7 +14,7 @@ from importlib.resources import as_file, files
 from typing import Any
 
 from environments.code_tasks.answers import NoAnswers, Steps, ask, solver_source
-from environments.verification import Verdict, VerifierContext
+from environments.scoring.verification import Verdict, VerifierContext
 
 JUDGE_TIMEOUT_S = 60.0
 MAX_ROUNDS = 20

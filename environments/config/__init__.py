@@ -6,9 +6,8 @@ Unknown keys, wrong types and values out of range raise `ConfigError`: one sente
 the flag), what is wrong there, and what would be right. Nothing is read from or written to the process environment.
 """
 
-from environments.config.errors import ConfigError
-from environments.config.files import config_names, find_config
-from environments.config.loader import load_config
-from environments.config.masking import masked
+from environments.config.loader import load_config, masked
+from environments.config.yaml_file import config_names, find_config
+from environments.errors import ConfigError
 
 __all__ = ["ConfigError", "config_names", "find_config", "load_config", "masked"]

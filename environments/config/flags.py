@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from environments.config.errors import ConfigError
 from environments.config.yaml_file import KeyPath
+from environments.errors import ConfigError
 
 _FLAG = re.compile(r"--(?P<path>[A-Za-z_][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
 

@@ -3,19 +3,113 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from environments.config.errors import ConfigError, did_you_mean
-from environments.config.files import find_config
 from environments.config.flags import Flag, apply_flags, parse_flags
-from environments.config.masking import is_secret_name
-from environments.config.schema import unknown_keys
-from environments.config.yaml_file import KeyPath, YamlFile, read_yaml
+from environments.config.yaml_file import KeyPath, YamlFile, find_config, read_yaml
+from environments.errors import ConfigError, did_you_mean
+
+MASK = "***"
+_SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?|private_key)s?$", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def masked(value: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data of a config in which no secret can be read."""
+    data = value.model_dump(mode="python") if isinstance(value, BaseModel) else value
+    return {str(key): _mask(str(key), inner) for key, inner in data.items()}
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting of this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def _mask(name: str, value: Any) -> Any:
+    if isinstance(value, SecretStr | SecretBytes):
+        return MASK if value.get_secret_value() else ""
+    if isinstance(value, str) and value and is_secret_name(name):
+        return MASK
+    if isinstance(value, str):
+        return _URL_LOGIN.sub(f"{MASK}@", value)
+    if isinstance(value, BaseModel | Mapping):
+        return masked(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_mask(name, item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class UnknownKey:
+    """A key that no model on its path knows."""
+
+    path: KeyPath
+    valid: tuple[str, ...]
+
+
+def unknown_keys(model: type[BaseModel], data: Mapping[str, Any], at: KeyPath = ()) -> Iterator[UnknownKey]:
+    """All keys of nested data that the model has no field for."""
+    fields = _fields_by_key(model)
+    for key, value in data.items():
+        if key in fields:
+            yield from _unknown_in_value(fields[key], value, (*at, key))
+        elif model.model_config.get("extra") != "allow":
+            yield UnknownKey((*at, key), tuple(model.model_fields))
+
+
+def _fields_by_key(model: type[BaseModel]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        fields[name] = info.annotation
+        if isinstance(info.validation_alias, str):
+            fields[info.validation_alias] = info.annotation
+    return fields
+
+
+def _unknown_in_value(annotation: Any, value: Any, at: KeyPath) -> Iterator[UnknownKey]:
+    if isinstance(value, Mapping):
+        yield from _unknown_in_mapping(annotation, value, at)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item_type, *_ in _arguments_of(annotation, (list, tuple, Sequence)):
+            for index, inner in enumerate(value):
+                yield from _unknown_in_value(item_type, inner, (*at, index))
+
+
+def _unknown_in_mapping(annotation: Any, value: Mapping[str, Any], at: KeyPath) -> Iterator[UnknownKey]:
+    models = [m for m in _alternatives(annotation) if isinstance(m, type) and issubclass(m, BaseModel)]
+    if models:
+        # In a union the alternative that knows the most keys is the one that was meant.
+        yield from min((list(unknown_keys(model, value, at)) for model in models), key=len)
+        return
+    for _, value_type in _arguments_of(annotation, (dict, Mapping)):
+        for key, inner in value.items():
+            yield from _unknown_in_value(value_type, inner, (*at, key))
+
+
+def _arguments_of(annotation: Any, origins: tuple[type, ...]) -> Iterator[tuple[Any, ...]]:
+    """Type arguments of each alternative that is such a container: `(int,)` for `list[int] | None`."""
+    for item in _alternatives(annotation):
+        if typing.get_origin(item) in origins and typing.get_args(item):
+            yield typing.get_args(item)
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return [inner for arg in typing.get_args(annotation) for inner in _alternatives(arg)]
+    return [annotation]
+
 
 Model = TypeVar("Model", bound=BaseModel)
 

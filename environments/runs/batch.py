@@ -6,26 +6,109 @@ with, secrets masked.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.config import masked
-from environments.runs.progress import Tally, progress_for
-from environments.runs.runner import Work, run_all
+from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.sft import export_sft
-from environments.runs.store import RunStore
-from environments.summary import Summary, summarize
-from environments.summary_text import print_summary
+from environments.runs.store import RunDiffers, RunStore
+from environments.runs.summary import Summary, summarize
+from environments.runs.summary_text import print_summary
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
-    from environments.group_runner import GroupResult
+    from environments.rollouts.group import GroupResult
 
 log = logging.getLogger(__name__)
+
+
+class GroupOutcome(Protocol):
+    """What running one item gives."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the group has as many trainable rollouts as it should."""
+
+    def records(self) -> Sequence[RolloutRecord]:
+        """Every rollout of the group, those that infrastructure ended too."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One item with its place in the run."""
+
+    index: int
+    item_id: str
+    item: Any
+
+
+RunGroup = Callable[[Work], Awaitable[GroupOutcome]]
+
+
+async def run_all(
+    work: AsyncIterator[Work], total: int, run: RunGroup, store: RunStore, progress: Progress, stop: Stop, at_once: int
+) -> Tally:
+    """Run what is not finished yet, `at_once` groups side by side. On a stop: start nothing new, finish what runs."""
+    tally = Tally(total, done=len(store.finished), resumed=len(store.finished))
+    progress.show(tally)
+    running: set[asyncio.Task[None]] = set()
+    stopping = asyncio.create_task(stop.now.wait())
+    try:
+        async for piece in work:
+            if piece.index in store.finished:
+                _check_same(store, piece)
+                continue
+            while len(running) >= at_once and not stop.draining.is_set():
+                running = await _after_one(running, stopping)
+            if stop.draining.is_set():
+                break
+            running.add(asyncio.create_task(_run_one(piece, run, store, progress, tally)))
+        while running and not stop.now.is_set():
+            running = await _after_one(running, stopping)
+    finally:
+        stopping.cancel()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return tally
+
+
+async def _after_one(running: set[asyncio.Task[None]], stopping: asyncio.Task[Any]) -> set[asyncio.Task[None]]:
+    await asyncio.wait({*running, stopping}, return_when="FIRST_COMPLETED")
+    for task in [task for task in running if task.done()]:
+        running.discard(task)
+        task.result()
+    return running
+
+
+async def _run_one(piece: Work, run: RunGroup, store: RunStore, progress: Progress, tally: Tally) -> None:
+    outcome = await run(piece)
+    records = outcome.records()
+    await asyncio.to_thread(store.add_group, piece.index, piece.item_id, records, outcome.complete)
+    tally.done += outcome.complete
+    tally.dropped += not outcome.complete
+    scored = [record.score for record in records if record.trainable and record.score is not None]
+    tally.rollouts += len(scored)
+    tally.score_sum += sum(scored)
+    tally.lost += sum(not record.trainable for record in records)
+    progress.show(tally)
+
+
+def _check_same(store: RunStore, piece: Work) -> None:
+    stored = store.finished[piece.index]
+    if stored != piece.item_id:
+        raise RunDiffers(
+            f"group {piece.index} of {store.directory} was item {stored}, now it is {piece.item_id}: use --fresh"
+        )
+
 
 IGNORED_ON_RESUME = frozenset({"groups_at_once", "total_steps", "eval_items", "run_dir", "pool", "drain_timeout_s"})
 """Settings that may change between two starts of a run without making it another run."""

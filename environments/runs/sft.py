@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from agent_loop.records import RolloutRecord
+from agent_loop.records.record import RolloutRecord
 
 
 def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 1.0) -> int:

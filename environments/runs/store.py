@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, Self
 
 import orjson
 
-from agent_loop.records import RolloutRecord
-from environments.cli.errors import UsageError
+from agent_loop.records.record import RolloutRecord
+from environments.errors import UsageError
 
 
 class RunInUse(UsageError):

@@ -1,5 +1,5 @@
 """`python -m environments.terminal_tasks serve|process|evaluate`."""
 
-from environments.terminal_tasks.env import TerminalTasksEnv
+from environments.terminal_tasks.terminal_env import TerminalTasksEnv
 
 TerminalTasksEnv.cli()

@@ -8,8 +8,8 @@ import tarfile
 import zlib
 from dataclasses import dataclass
 
+from environments.scoring.verification import VerifierContext, read_or_none
 from environments.terminal_tasks.checks import show
-from environments.verification import VerifierContext, read_or_none
 
 MAX_UNPACKED_BYTES = 10_000_000
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import orjson
 
-from environments.verification import VerifierContext, read_or_none, stat_or_none
+from environments.scoring.verification import VerifierContext, read_or_none, stat_or_none
 
 SHOWN_CHARS = 80
 

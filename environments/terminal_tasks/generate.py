@@ -14,7 +14,7 @@ import yaml
 
 from environments.terminal_tasks.draw import Draw
 from environments.terminal_tasks.kinds import KINDS, Kind
-from environments.terminal_tasks.task import TerminalTask
+from environments.terminal_tasks.terminal_task import TerminalTask
 
 SPLITS = ("train", "eval")
 

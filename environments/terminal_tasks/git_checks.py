@@ -11,8 +11,8 @@ import hashlib
 import zlib
 from dataclasses import dataclass
 
+from environments.scoring.verification import VerifierContext, read_or_none
 from environments.terminal_tasks.checks import show
-from environments.verification import VerifierContext, read_or_none
 
 MAX_OBJECT_BYTES = 1_000_000
 MAX_HISTORY = 50

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandbox_pool.conformance.model import expect
-from sandbox_pool.lease import Lease, LeaseRequest
+from sandbox_pool.conformance.check import expect
+from sandbox_pool.pool.lease import Lease, LeaseRequest
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
-    from sandbox_pool.client import HostClient, HostInfo
-    from sandbox_pool.pool import SlotPool
+    from sandbox_pool.client.host_client import HostClient, HostInfo
+    from sandbox_pool.pool.pool import SlotPool
 
 
 @dataclass(frozen=True)

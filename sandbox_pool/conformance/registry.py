@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 
-from sandbox_pool.conformance.model import Check
+from sandbox_pool.conformance.check import Check
 
 GROUPS = (
     "execution",

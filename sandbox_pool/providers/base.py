@@ -29,14 +29,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, runtime_checkable
+
+from pydantic import BeforeValidator
 
 from sandbox_pool.config import Isolation, PoolConfig
-from sandbox_pool.journal import without_secrets
+from sandbox_pool.journal.journal import without_secrets
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     import asyncio
+
+
+def _as_list(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
 
 ENTRY_POINT_GROUP = "hermes_rl.providers"
 DEFAULT_CREATE_INTERVAL_S = 0.1
@@ -67,7 +77,7 @@ class HostRecord:
 
     name: str
     owner: str
-    """Tag of the process that started it (`sandbox_pool.owner`); empty when it is not known."""
+    """Tag of the process that started it (`sandbox_pool.journal.owner`); empty when it is not known."""
     state: str
     """starting, running or dead (only remains)"""
     created_s: float = 0.0
@@ -189,7 +199,7 @@ class Dials(Protocol):
     async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
         """Put the protocol on a transport to the slot server at this address; called in any loop, once per connection.
 
-        OSError or TimeoutError when nobody answers. `sandbox_pool.connection.dial` knows the ordinary addresses.
+        OSError or TimeoutError when nobody answers. `sandbox_pool.client.connection.dial` knows the ordinary addresses.
         """
 
 
@@ -223,8 +233,8 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 BUILT_IN = {
     "local": "sandbox_pool.providers.local:LocalProvider",
-    "modal": "sandbox_pool.providers.modal:ModalProvider",
-    "nomad": "sandbox_pool.providers.nomad:NomadProvider",
+    "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
+    "nomad": "sandbox_pool.providers.nomad.nomad_provider:NomadProvider",
 }
 
 

@@ -8,6 +8,6 @@ def pack(*, compiled: bool = True) -> bytes:
 
     Without `compiled`, or where there is no C compiler, the slot helper in it is the one written in Python.
     """
-    from .packing import build
+    from .build.packing import build
 
     return build(compiled)

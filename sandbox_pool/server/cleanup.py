@@ -12,8 +12,8 @@ import shutil
 import signal
 import time
 
-from .cgroups import Cgroups
-from .layers import remove_layers_dir
+from .isolation.cgroups import Cgroups
+from .isolation.layers import remove_layers_dir
 
 RECORD = "server.json"
 WAIT_S = 10.0

@@ -13,12 +13,12 @@ import sys
 from typing import Any
 
 from . import cleanup
-from .connection import Connection
-from .errors import SlotError
-from .probe import Host, find_host
-from .service import Service, owner_gone
-from .slots import Slots
-from .snapshots import SnapshotStore
+from .faults import SlotError
+from .isolation.probe import Host, find_host
+from .serving.peer import Connection
+from .serving.service import Service, owner_gone
+from .slots.layer_snapshots import SnapshotStore
+from .slots.slots import Slots
 
 TTL_CHECK_S = 0.5
 

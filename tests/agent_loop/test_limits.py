@@ -9,10 +9,10 @@ import pytest
 
 from agent_loop.limits import Limits, earliest
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import Sampling
+from agent_loop.model.contract import Sampling
 from agent_loop.outcome import Outcome
-from agent_loop.result import AgentResult
-from agent_loop.runtime import ToolStatus
+from agent_loop.records.result import AgentResult
+from agent_loop.turn.runtime import ToolStatus
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 

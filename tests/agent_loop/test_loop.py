@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent_loop
-from agent_loop.context import ContextPolicy
+from agent_loop.context.result_budget import ResultBudget
+from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import Message, ModelRefused, Sampling, ToolSchema
+from agent_loop.model.contract import Message, ModelRefused, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
-from agent_loop.records import RolloutRecord
-from agent_loop.result import AgentResult
-from agent_loop.results_budget import ResultBudget
-from agent_loop.runtime import NestedCall, ToolOutcome, ToolStatus
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.result import AgentResult
+from agent_loop.turn.runtime import NestedCall, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 

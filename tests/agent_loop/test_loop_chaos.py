@@ -12,19 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_loop.chat import ChatServer
-from agent_loop.context import ContextPolicy
-from agent_loop.context_strategies import Goal
-from agent_loop.context_view import View, estimate
+from agent_loop.context.result_budget import ResultBudget
+from agent_loop.context.strategies import Goal, View, estimate
+from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import ContextTooLong, ModelError, ModelRefused, ModelTurn, ModelUnavailable
+from agent_loop.model.chat import ChatServer
+from agent_loop.model.contract import ContextTooLong, ModelError, ModelRefused, ModelTurn, ModelUnavailable
+from agent_loop.model.errors import RetryPolicy
 from agent_loop.outcome import Outcome
-from agent_loop.records import RolloutRecord
-from agent_loop.result import AgentResult
-from agent_loop.results_budget import ResultBudget
-from agent_loop.retry import RetryPolicy
-from agent_loop.runtime import NestedCall, ToolOutcome, ToolStatus
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.result import AgentResult
+from agent_loop.turn.runtime import NestedCall, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxFileError, SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
 

@@ -8,15 +8,15 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from agent_loop.chat import ChatServer
-from agent_loop.context import ContextPolicy
+from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import ModelUnavailable
+from agent_loop.model.chat import ChatServer
+from agent_loop.model.contract import ModelUnavailable
+from agent_loop.model.errors import RetryPolicy
 from agent_loop.outcome import Outcome
-from agent_loop.result import AgentResult
-from agent_loop.retry import RetryPolicy
-from agent_loop.runtime import ToolStatus
+from agent_loop.records.result import AgentResult
+from agent_loop.turn.runtime import ToolStatus
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from agent_loop.backends import connect
-from agent_loop.context import ContextPolicy
+from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
+from agent_loop.local_models.standin import Policy, StandIn, named_policy
+from agent_loop.local_models.standin.policies import failing, wild
 from agent_loop.loop import HermesAgentLoop
+from agent_loop.model.backends import connect
+from agent_loop.model.errors import RetryPolicy
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
 from agent_loop.outcome import Outcome
-from agent_loop.recorder import Recorder
-from agent_loop.records import RolloutRecord
-from agent_loop.result import AgentResult
-from agent_loop.retry import RetryPolicy
-from agent_loop.standin import Policy, StandIn, named_policy
-from agent_loop.standin.policies import failing, wild
-from agent_loop.tokens.probe import probe_template
-from agent_loop.verify import verify_lines
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.result import AgentResult
+from agent_loop.records.verify import verify_lines
 from support.loop_servers import assert_paired, tool, user
 from tool_parsers import get_parser
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent_loop.messages import MALFORMED_NAME, CallIds, arguments_text, assistant_message, settle, tool_message
-from agent_loop.model import ModelRefused, ModelUnavailable
-from agent_loop.reasoning import extract_reasoning
-from agent_loop.retry import RetryPolicy, with_retries
-from agent_loop.runtime import ToolOutcome, ToolStatus, as_outcome
+from agent_loop.model.chat import extract_reasoning
+from agent_loop.model.contract import ModelRefused, ModelUnavailable
+from agent_loop.model.errors import RetryPolicy, with_retries
+from agent_loop.turn.messages import MALFORMED_NAME, CallIds, arguments_text, assistant_message, settle, tool_message
+from agent_loop.turn.runtime import ToolOutcome, ToolStatus, as_outcome
 from support.loop_servers import call, calls, says
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sandbox_pool import PoolConfig, SlotPool
-from sandbox_pool.metrics import percentile
+from sandbox_pool.pool.metrics import percentile
 
 TASKS, SANDBOXES, SLOTS, CREATE_S, PROMISED_MS = 200, 4, 16, 2.0, 50.0
 TASK_S = (0.5, 3.0)

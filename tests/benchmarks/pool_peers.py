@@ -15,9 +15,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from environments.apps.bench.bench_pool import run_control
 from sandbox_pool import PoolConfig, SlotPool
-from sandbox_pool.bench import run_control
-from sandbox_pool.metrics import percentile
+from sandbox_pool.pool.metrics import percentile
 
 COMMAND = "echo hi"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent_loop.standin import Fault, PolicyRequest
-from agent_loop.standin.policies import call
-from agent_loop.verify import verify_lines
+from agent_loop.local_models.standin import Fault, PolicyRequest
+from agent_loop.local_models.standin.policies import call
+from agent_loop.records.verify import verify_lines
 from environments.base import SandboxContext, Score
-from environments.rollout import as_score
+from environments.rollouts.rollout import as_score
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
@@ -192,7 +192,7 @@ async def test_a_context_that_overflows_gives_segments_that_are_all_delivered(po
 
 
 async def test_the_tools_of_a_group_follow_from_the_seed(pool: DirectoryPool) -> None:
-    from environments.planning import Plan
+    from environments.rollouts.planning import Plan
 
     env = NumberEnv(pool, None, distribution="balanced", seed=3)
     drawn = [Plan(env.config).tools(index) for index in range(8)]
@@ -207,7 +207,7 @@ async def test_the_tools_of_a_group_follow_from_the_seed(pool: DirectoryPool) ->
 
 
 async def test_disabled_tools_are_taken_away_from_the_enabled_ones(pool: DirectoryPool) -> None:
-    from environments.planning import Plan
+    from environments.rollouts.planning import Plan
 
     env = NumberEnv(pool, None, enabled_toolsets=["terminal", "file"], disabled_toolsets=["process", "patch"])
     assert Plan(env.config).tools(0).names() == ("terminal", "read_file", "write_file", "search_files")

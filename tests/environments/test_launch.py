@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from environments.cli.main import main
-from environments.code_tasks.env import CodeTasksEnv
+from environments.apps.cli.main import main
+from environments.code_tasks.code_env import CodeTasksEnv
 from environments.config import ConfigError, config_names, find_config
-from environments.env_config import HermesAgentEnvConfig, ServerConfig
+from environments.config.settings import HermesAgentEnvConfig, ServerConfig
 from environments.launch import command_line, load_environment
-from environments.terminal_tasks.env import TerminalTasksEnv
+from environments.terminal_tasks.terminal_env import TerminalTasksEnv
 
 
 def environment_configs() -> list[str]:
@@ -96,7 +96,7 @@ def test_python_m_takes_the_same_words(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_a_users_own_module_is_found_beside_its_config(tmp_path: Path) -> None:
     (tmp_path / "beside_me.py").write_text(
-        "from environments.terminal_tasks.env import TerminalTasksEnv\n\n\n"
+        "from environments.terminal_tasks.terminal_env import TerminalTasksEnv\n\n\n"
         "class Mine(TerminalTasksEnv):\n    name = 'mine'\n"
     )
     (tmp_path / "mine.yaml").write_text("environment: beside_me:Mine")

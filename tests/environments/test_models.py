@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from agent_loop.model import ModelTurn, Sampling
-from agent_loop.standin import StandIn
+from agent_loop.local_models.standin import StandIn
+from agent_loop.model.contract import ModelTurn, Sampling
 from environments.config import ConfigError
-from environments.env_config import ServerConfig
+from environments.config.settings import ServerConfig
 from environments.models import ModelOpener, load_tokenizer
 from support.env_tasks import right
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import environments
-from agent_loop.records import RolloutRecord
+from agent_loop.records.record import RolloutRecord
 from environments.launch import load_environment
 
 ROOT = Path(environments.__file__).parents[1]

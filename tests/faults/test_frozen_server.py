@@ -52,8 +52,8 @@ async def test_a_short_freeze_costs_nothing(config):
 
 
 async def test_an_answer_that_never_comes_is_not_waited_for_much_longer_than_the_timeout(config, monkeypatch):
-    monkeypatch.setattr("sandbox_pool.lease.ANSWER_GRACE_S", 0.3)
-    monkeypatch.setattr("sandbox_pool.connection.CANCEL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("sandbox_pool.pool.lease.ANSWER_GRACE_S", 0.3)
+    monkeypatch.setattr("sandbox_pool.client.connection.CANCEL_TIMEOUT_S", 0.3)
     patient = config.model_copy(update={"lost_after_s": 60.0})
     async with SlotPool.from_config(patient) as pool:
         lease = await pool.acquire("t")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_pool import PoolConfig, SlotPool
-from sandbox_pool.journal import Journal
+from sandbox_pool.journal.journal import Journal
 from support import pool_client_program
 from support.cli_verb import run_verb
 from support.pool_leftovers import cgroup_name, leftovers, namespaces, processes

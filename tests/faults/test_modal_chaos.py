@@ -8,9 +8,9 @@ import pytest
 from grpclib import Status
 
 from sandbox_pool import SandboxError, SlotPool
-from sandbox_pool.gc import collect_orphans
-from sandbox_pool.journal import Journal
-from sandbox_pool.owner import this_process
+from sandbox_pool.journal.gc import collect_orphans
+from sandbox_pool.journal.journal import Journal
+from sandbox_pool.journal.owner import this_process
 from support.modal_place import emulated_modal, modal_config, nothing_left
 
 AT_ONCE = 8

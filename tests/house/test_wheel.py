@@ -60,7 +60,7 @@ def test_it_contains_no_tests_and_no_scratch(wheel):
 
 
 def test_the_command_runs_from_any_folder(installed, tmp_path):
-    code = "import environments.cli.main as m; print(m.__file__); m.main(['doctor', '--json'])"
+    code = "import environments.apps.cli.main as m; print(m.__file__); m.main(['doctor', '--json'])"
     done = run_from_elsewhere(installed, tmp_path, code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed))

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from sandbox_pool.gc import default_place
-from sandbox_pool.journal import Journal, JournalHost
-from sandbox_pool.owner import this_process
+from sandbox_pool.journal.gc import default_place
+from sandbox_pool.journal.journal import Journal, JournalHost
+from sandbox_pool.journal.owner import this_process
 from support.cli_verb import UsageError, run_verb
 
 
@@ -76,7 +76,7 @@ def test_check_runs_the_suite_and_says_what_is_not_promised(state, tmp_path, cap
 
 def test_check_fails_when_a_promise_is_not_kept(state, tmp_path, capsys, monkeypatch):
     import sandbox_pool.conformance
-    from sandbox_pool.conformance.model import Check, CheckFailed
+    from sandbox_pool.conformance.check import Check, CheckFailed
 
     async def broken(ctx):
         raise CheckFailed("it did something else")

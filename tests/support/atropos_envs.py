@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from environments.atropos.env import AtroposEnv, AtroposEnvConfig
+from environments.atropos.atropos_env import AtroposEnv, AtroposEnvConfig
 
 GROUP_IDS = itertools.count(1)
 

@@ -1,7 +1,7 @@
 """One verb of the command line, run in this process; other verbs need not exist yet."""
 
-from environments.cli import main as cli
-from environments.cli.errors import UsageError
+from environments.apps.cli import main as cli
+from environments.errors import UsageError
 
 
 def run_verb(name, *words):

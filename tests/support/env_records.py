@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_loop.records import RolloutRecord
+from agent_loop.records.record import RolloutRecord
 
 
 def record(group_id: str = "g", number: int = 0, score: float | None = 1.0, **more: Any) -> RolloutRecord:

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from agent_loop.standin import Exchange, PolicyRequest
-from agent_loop.standin.policies import call
+from agent_loop.local_models.standin import Exchange, PolicyRequest
+from agent_loop.local_models.standin.policies import call
 from environments.base import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, ToolContext
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -96,7 +96,7 @@ class ServedEnv:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "environments.cli.main", "serve", str(self.path)]
+        command = [sys.executable, "-m", "environments.apps.cli.main", "serve", str(self.path)]
         environ = os.environ | {"PYTHONPATH": str(TESTS)}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, cwd=self.folder)

@@ -6,11 +6,11 @@ import re
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agent_loop.backends.vllm import VllmBackend
-from agent_loop.recorder import Recorder
-from agent_loop.standin import Policy, PolicyRequest, StandIn, chatml_tokenizer
-from agent_loop.standin.policies import call
-from agent_loop.tokens.probe import probe_template
+from agent_loop.local_models.standin import Policy, PolicyRequest, StandIn, chatml_tokenizer
+from agent_loop.local_models.standin.policies import call
+from agent_loop.model.backends.vllm import VllmBackend
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
 from environments.base import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig, ToolContext
 from tool_parsers import get_parser
 

@@ -94,9 +94,9 @@ class LearnProcess:
 
 
 def main() -> int:
-    from environments.learn.run import LearnFailed
-    from environments.learn.show import JsonShow
-    from environments.learn.start import learn, load_plan
+    from environments.apps.learn.display import JsonShow
+    from environments.apps.learn.learn_run import LearnFailed
+    from environments.apps.learn.start import learn, load_plan
 
     config, out, die_at, *flags = sys.argv[1:]
     trainer = (sys.executable, str(TRAINER), "--die-at", die_at)

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from environments.reference_trainer.api import ModelFront, RunApi
-from environments.reference_trainer.settings import TrainerJob
+from environments.apps.reference_trainer.trainer_api import ModelFront, RunApi
+from environments.apps.reference_trainer.trainer_settings import TrainerJob
 
 
 def report(**event: object) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent_loop.model import Conversation, Message, ModelCall, ModelTurn, Sampling, Segment, ToolSchema
+from agent_loop.model.contract import Conversation, Message, ModelCall, ModelTurn, Sampling, Segment, ToolSchema
 
 
 def tool(name: str = "terminal", required: Sequence[str] = ("command",), **properties: Any) -> ToolSchema:

@@ -11,10 +11,10 @@ from pathlib import Path
 import modal
 
 from emulators.modal import ModalEmulator
-from sandbox_pool.client import HostClient
-from sandbox_pool.providers.host_load import bring_to_life, loader_text, packed_server, token_hash
-from sandbox_pool.providers.modal_exec import ExecHost, ExecPath
-from sandbox_pool.providers.modal_transport import ExecTimes
+from sandbox_pool.client.host_client import HostClient
+from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
+from sandbox_pool.providers.modal.modal_transport import ExecTimes
+from sandbox_pool.providers.remote_start import bring_to_life, loader_text, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 from support.modal_place import emulated_modal
 

@@ -7,7 +7,7 @@ import pytest
 from emulators.modal import ModalEmulator, Unavailable
 from sandbox_pool import PoolConfig
 from sandbox_pool.providers.base import ProviderContext
-from sandbox_pool.providers.modal import ModalProvider
+from sandbox_pool.providers.modal.modal_provider import ModalProvider
 from sandbox_pool.spec import SandboxSpec
 from support.modal_sdk import sdk
 from support.pool_wait import eventually

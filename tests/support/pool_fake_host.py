@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import HostStartFailed, SandboxError, SandboxLost, StaleLease
 from sandbox_pool.providers.base import Host, HostRecord
-from sandbox_pool.sandbox import Sandbox
 
 INFO = {
     "protocol": 1,

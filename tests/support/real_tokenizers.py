@@ -103,7 +103,7 @@ def real_tokenizer(name: str, special: tuple[str, ...] = ()):
 
 def smollm2_core():
     """SmolLM2's own tokenizer, read from its GGUF; skips the test when its package is not here."""
-    from agent_loop.cpu_model import CpuModelMissing, gguf_tokenizer, smollm2_gguf
+    from agent_loop.local_models.cpu_model import CpuModelMissing, gguf_tokenizer, smollm2_gguf
 
     try:
         return gguf_tokenizer(smollm2_gguf())

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from agent_loop.model import Message, Segment
-from agent_loop.records import RolloutRecord, SampledCall
+from agent_loop.model.contract import Message, Segment
+from agent_loop.records.record import RolloutRecord, SampledCall
 
 TOOLS = [
     {

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox_pool.client import HostClient
-from sandbox_pool.sandbox import Sandbox
+from sandbox_pool.client.host_client import HostClient
+from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.server import pack
 from sandbox_pool.spec import SandboxSpec
 

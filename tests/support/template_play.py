@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
 
-from agent_loop.backends.base import Generation
-from agent_loop.model import Message, Sampling
-from agent_loop.recorder import RecordedConversation, Recorder
-from agent_loop.tokens.template import ChatTemplate, TemplateRefused
+from agent_loop.model.backends.backend import Generation
+from agent_loop.model.contract import Message, Sampling
+from agent_loop.model.recorder import RecordedConversation, Recorder
+from agent_loop.model.tokens.template import ChatTemplate, TemplateRefused
 
 TOOLS = [
     {

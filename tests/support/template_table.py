@@ -22,8 +22,8 @@ COLUMNS = (
 
 def rows() -> list[tuple[str, ...]]:
     """One row per template."""
-    from agent_loop.tokens.probe import probe_template
-    from agent_loop.tokens.template import TemplateRefused
+    from agent_loop.model.tokens.probe import probe_template
+    from agent_loop.model.tokens.template import TemplateRefused
     from support.template_cases import template_cases
 
     table = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from agent_loop.records import RolloutRecord
+from agent_loop.records.record import RolloutRecord
 
 
 def _calls_after(record: RolloutRecord, first: int) -> list:

@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from agent_loop.context import ContextPolicy
-from agent_loop.cpu_model import CpuModel, CpuModelMissing, smollm2_gguf
+from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
+from agent_loop.local_models.cpu_model import CpuModel, CpuModelMissing, smollm2_gguf
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model import Message, Sampling
-from agent_loop.recorder import Recorder
-from agent_loop.records import RolloutRecord
-from agent_loop.tokens.probe import probe_template
+from agent_loop.model.contract import Message, Sampling
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
+from agent_loop.records.record import RolloutRecord
 from support.tokens_rollouts import TERMINAL, Rollout
 from tool_parsers import get_parser
 

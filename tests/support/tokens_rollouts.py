@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from agent_loop.model import Message, ModelTurn, ModelUnavailable, Sampling
-from agent_loop.recorder import RecordedConversation, Recorder
-from agent_loop.records import RolloutRecord
+from agent_loop.model.contract import Message, ModelTurn, ModelUnavailable, Sampling
+from agent_loop.model.recorder import RecordedConversation, Recorder
+from agent_loop.records.record import RolloutRecord
 
 TERMINAL = {
     "type": "function",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from environments.cli import main as cli
+from environments.apps.cli import main as cli
 
 CALL = '<tool_call>{"name": "ls", "arguments": {"path": "."}}</tool_call>'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tool_parsers.readers.literal import Literal
+from tool_parsers.readers.literal_calls import Literal
 from tool_parsers.spec import Format, Reasoning
 
 FORMATS = (

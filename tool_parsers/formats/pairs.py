@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from tool_parsers.readers.pairs import Pairs
+from tool_parsers.readers.pair_calls import Pairs
 from tool_parsers.spec import THINK_IMPLICIT, Format, Reasoning
 from tool_parsers.text import Text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tool_parsers.readers.headed import Arguments, read_json_arguments
 from tool_parsers.readers.json_calls import JsonCalls
-from tool_parsers.readers.literal import Literal
+from tool_parsers.readers.literal_calls import Literal
 from tool_parsers.shapes import DEFAULT_KEYS, Keys
 from tool_parsers.spec import Reading, Scan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from environments.terminal_tasks.checks import Check, EntriesAre, FileIs, KindIs, Missing
 from environments.terminal_tasks.draw import Draw, text
-from environments.terminal_tasks.kinds.registry import kind
-from environments.terminal_tasks.task import Plan
+from environments.terminal_tasks.kinds.kind import kind
+from environments.terminal_tasks.terminal_task import Plan
 
 
 @kind("files", 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from environments.terminal_tasks.archive_checks import GzipHolds, TarHolds
 from environments.terminal_tasks.checks import Check, FileIs, KindIs, LinesAre, LinkFollows, Missing, ModeIs
 from environments.terminal_tasks.draw import Draw, text
-from environments.terminal_tasks.kinds.registry import kind
-from environments.terminal_tasks.task import Plan
+from environments.terminal_tasks.kinds.kind import kind
+from environments.terminal_tasks.terminal_task import Plan
 
 
 def forest(d: Draw, extension: str, count: int) -> list[str]:

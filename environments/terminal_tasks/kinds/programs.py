@@ -5,8 +5,8 @@ from __future__ import annotations
 from environments.shell_text import heredoc
 from environments.terminal_tasks.checks import FileIs, LinesAre, NumberIs, ScriptPrints
 from environments.terminal_tasks.draw import Draw, text
-from environments.terminal_tasks.kinds.registry import kind
-from environments.terminal_tasks.task import Plan
+from environments.terminal_tasks.kinds.kind import kind
+from environments.terminal_tasks.terminal_task import Plan
 
 
 @kind("scripts", 2)

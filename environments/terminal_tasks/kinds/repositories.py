@@ -6,8 +6,8 @@ from environments.shell_text import heredoc
 from environments.terminal_tasks.checks import Check, FileIs, KindIs, Missing
 from environments.terminal_tasks.draw import Draw, text
 from environments.terminal_tasks.git_checks import BranchIs, CommitIs
-from environments.terminal_tasks.kinds.registry import kind
-from environments.terminal_tasks.task import Plan
+from environments.terminal_tasks.kinds.kind import kind
+from environments.terminal_tasks.terminal_task import Plan
 
 
 def repository(repo: str, commits: list[dict[str, str]]) -> tuple[str, ...]:

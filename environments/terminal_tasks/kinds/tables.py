@@ -6,8 +6,8 @@ import json
 
 from environments.terminal_tasks.checks import FileIs, JsonIs, JsonLinesAre, LinesAre, NumberIs
 from environments.terminal_tasks.draw import Draw, text
-from environments.terminal_tasks.kinds.registry import kind
-from environments.terminal_tasks.task import Plan
+from environments.terminal_tasks.kinds.kind import kind
+from environments.terminal_tasks.terminal_task import Plan
 
 HEADER = "name,city,amount"
 

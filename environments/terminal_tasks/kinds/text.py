@@ -6,8 +6,8 @@ from collections import Counter
 
 from environments.terminal_tasks.checks import Check, EntriesAre, FileIs, LinesAre, Missing, NumberIs
 from environments.terminal_tasks.draw import Draw, text
-from environments.terminal_tasks.kinds.registry import kind
-from environments.terminal_tasks.task import Plan
+from environments.terminal_tasks.kinds.kind import kind
+from environments.terminal_tasks.terminal_task import Plan
 
 
 @kind("text", 0)

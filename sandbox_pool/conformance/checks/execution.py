@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from sandbox_pool.conformance.check import IS_ALIVE, check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal
 
 
 @check()

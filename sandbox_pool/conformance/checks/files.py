@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sandbox_pool.conformance.check import check, expect, expect_equal, expect_error
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal, expect_error
 from sandbox_pool.errors import SandboxFileError
 
 ALL_BYTES = bytes(range(256)) * 16

@@ -8,8 +8,8 @@ import os
 import socket
 import uuid
 
+from sandbox_pool.conformance.check import IS_ALIVE, check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal
 from sandbox_pool.errors import SandboxLost
 from sandbox_pool.spec import SandboxSpec
 

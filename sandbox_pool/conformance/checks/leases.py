@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from sandbox_pool.conformance.check import check, expect, expect_equal, expect_error
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal, expect_error
 from sandbox_pool.errors import AcquireTimeout, SandboxLost, StaleLease
-from sandbox_pool.lease import Lease
+from sandbox_pool.pool.lease import Lease
 from sandbox_pool.spec import SandboxSpec
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from sandbox_pool.conformance.check import check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
 from sandbox_pool.spec import SandboxSpec
 
 EAT_MEMORY = "python3 -c \"b=[]\nfor i in range(64): b.append(b'x' * (8<<20))\nprint('ate it all')\""

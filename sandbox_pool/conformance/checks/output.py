@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sandbox_pool.conformance.check import check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
 
 
 @check()

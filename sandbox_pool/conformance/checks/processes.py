@@ -6,10 +6,10 @@ import asyncio
 import signal
 import time
 
+from sandbox_pool.client.process import Process
+from sandbox_pool.conformance.check import IS_ALIVE, check, expect, expect_equal, expect_error
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal, expect_error
 from sandbox_pool.errors import SandboxError
-from sandbox_pool.process import Process
 
 
 @check()

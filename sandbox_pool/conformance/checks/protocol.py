@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from sandbox_pool.conformance.check import check, expect, expect_equal, expect_error
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal, expect_error
 from sandbox_pool.errors import ProtocolError, SandboxError, SandboxLost, StaleLease
 
 

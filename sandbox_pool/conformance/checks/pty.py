@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sandbox_pool.client.process import Process
+from sandbox_pool.conformance.check import check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
-from sandbox_pool.process import Process
 
 
 @check()

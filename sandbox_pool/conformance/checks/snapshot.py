@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from sandbox_pool.conformance.check import IS_ALIVE, check, expect, expect_equal, expect_error
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal, expect_error
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.spec import SandboxSpec
 

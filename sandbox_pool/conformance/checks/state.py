@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from sandbox_pool.conformance.check import check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
 from sandbox_pool.spec import SandboxSpec
 
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import time
 
+from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.conformance.check import IS_ALIVE, check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import IS_ALIVE, check, expect, expect_equal
-from sandbox_pool.sandbox import Sandbox
 
 
 @check()

@@ -8,8 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from sandbox_pool.conformance.check import check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.model import check, expect, expect_equal
 from sandbox_pool.errors import SandboxError
 
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..channel import PACKET, encode_message
+from ..slots.channel import PACKET, encode_message
 
 
 @dataclass

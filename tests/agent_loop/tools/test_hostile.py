@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_loop.runtime import ToolStatus
 from agent_loop.tools.catalog import CATALOG
+from agent_loop.turn.runtime import ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.tools.json_text import dump
+from agent_loop.tools.output import dump
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.text(alphabet="a\ud800\udfff\x00é\n"),

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.tools.errors import InvalidArguments
 from agent_loop.tools.todo import MAX_ITEMS, TodoList
+from agent_loop.tools.tool import InvalidArguments
 
 
 def item(item_id, content="do it", status="pending"):

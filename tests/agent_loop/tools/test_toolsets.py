@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agent_loop.tools.catalog import CATALOG
-from agent_loop.tools.errors import ToolsetError
+from agent_loop.tools.tool import ToolsetError
 from agent_loop.tools.toolsets import DISTRIBUTIONS, TOOLSETS, check_distribution, draw, resolve
 
 

@@ -9,7 +9,7 @@ import secrets
 import pytest
 from modal import Sandbox
 
-from sandbox_pool.client import HostClient
+from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.server import pack
 from sandbox_pool.spec import SandboxSpec
 

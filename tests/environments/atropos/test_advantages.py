@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.model import Segment
-from agent_loop.records import SampledCall
+from agent_loop.model.contract import Segment
+from agent_loop.records.record import SampledCall
 from environments.atropos.advantages import TurnRewardsInvalid, centered, check_turn_rewards, spread, turn_advantages
 
 scores = st.lists(st.floats(-100, 100), min_size=1, max_size=16)

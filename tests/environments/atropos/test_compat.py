@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
+from environments.atropos.atropos_env import MetricsLog
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
-from environments.atropos.metrics_log import MetricsLog
 from support.atropos_envs import NumberedEnv
 
 
@@ -87,7 +87,7 @@ async def test_wandb_joins_the_trainers_group_under_the_environments_name(monkey
 async def test_wandb_not_logged_in_is_one_line_and_no_crash(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("environments.atropos.metrics_log.wandb_obstacle", lambda: "wandb is not logged in")
+    monkeypatch.setattr("environments.atropos.atropos_env.wandb_obstacle", lambda: "wandb is not logged in")
     metrics = MetricsLog()
     with caplog.at_level(logging.WARNING):
         assert await metrics.open(None, True, "x", {}) == (None, None)  # type: ignore[arg-type]

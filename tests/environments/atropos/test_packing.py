@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.model import Segment
-from agent_loop.records import RolloutRecord, SampledCall
+from agent_loop.model.contract import Segment
+from agent_loop.records.record import RolloutRecord, SampledCall
 from environments.atropos.advantages import TurnRewardsInvalid
 from environments.atropos.groups import GroupRejected, check_group
 from environments.atropos.packing import Packer, ScoredRollout

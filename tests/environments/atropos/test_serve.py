@@ -11,7 +11,7 @@ import pytest
 from environments.atropos.api import EnvStatus
 from environments.atropos.link import ApiLost
 from environments.atropos.pacing import Pace
-from environments.atropos.serve import ServeHooks, ServeLoop, ServeSettings
+from environments.atropos.serve_loop import ServeHooks, ServeLoop, ServeSettings
 from environments.atropos.stops import Stop
 from support.atropos_api import RunApi, Trainer
 from support.atropos_envs import NumberedEnv, until
@@ -34,7 +34,7 @@ async def stop_serving(env: NumberedEnv, serving: asyncio.Task[None], stop: Stop
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     """The stop that serve loops of this test will obey, instead of signals to the test process."""
     made = Stop()
-    monkeypatch.setattr("environments.atropos.env.Stop", lambda: made)
+    monkeypatch.setattr("environments.atropos.atropos_env.Stop", lambda: made)
     return made
 
 

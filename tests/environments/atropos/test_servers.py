@@ -8,8 +8,8 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from agent_loop.model import ModelRefused, ModelUnavailable, Sampling
-from agent_loop.standin import Fault, PolicyRequest, StandIn, chatml_tokenizer
+from agent_loop.local_models.standin import Fault, PolicyRequest, StandIn, chatml_tokenizer
+from agent_loop.model.contract import ModelRefused, ModelUnavailable, Sampling
 from environments.atropos.servers import AtroposServerBackend
 from support.env_tasks import right
 

@@ -9,7 +9,7 @@ from atroposlib.api.server import ScoredData
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.atropos.wire import encode_group
+from environments.atropos.outbox import encode_group
 from support.atropos_envs import numbered_group
 
 floats = st.floats(allow_nan=False, allow_infinity=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from environments.code_tasks.answers import NoAnswers, _shaped
 from environments.code_tasks.cases import CaseTests, Step, parse_step, same
 from environments.code_tasks.solver import MAX_DEPTH, NotPlain, decode, encode
-from environments.verification import Verdict
+from environments.scoring.verification import Verdict
 
 PLAIN = st.recursive(
     st.none()

@@ -10,7 +10,7 @@ import pytest
 from environments.code_tasks import CodeTask, load_tasks
 from environments.code_tasks.cases import CaseTests
 from environments.code_tasks.local import Problem, local_problems, to_task
-from environments.verification import Verdict
+from environments.scoring.verification import Verdict
 from support.code_cheats import CHEATS, cheat
 from support.local_context import LocalContext
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.code_tasks.python_tests import BadTests, CodeTests
-from environments.verification import Verdict
+from environments.scoring.verification import Verdict
 from support.local_context import LocalContext
 
 DOUBLE = "def double(x):\n    return 2 * x\n"

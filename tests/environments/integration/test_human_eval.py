@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.standin import Policy, PolicyRequest
-from agent_loop.standin.policies import call
+from agent_loop.local_models.standin import Policy, PolicyRequest
+from agent_loop.local_models.standin.policies import call
 from environments.code_tasks import CodeTask, load_tasks
-from environments.code_tasks.env import CodeTasksConfig, CodeTasksEnv
+from environments.code_tasks.code_env import CodeTasksConfig, CodeTasksEnv
 from sandbox_pool import PoolConfig, SlotPool
 from support.env_tasks import standin_model
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from agent_loop.standin import Exchange, StandIn
-from sandbox_pool.gc import collect_orphans
-from sandbox_pool.journal import Journal
-from sandbox_pool.owner import this_process
+from agent_loop.local_models.standin import Exchange, StandIn
+from sandbox_pool.journal.gc import collect_orphans
+from sandbox_pool.journal.journal import Journal
+from sandbox_pool.journal.owner import this_process
 from support.atropos_api import RunApi, Trainer
 from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_trainer
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent_loop.standin import StandIn
-from agent_loop.verify import verify_lines
+from agent_loop.local_models.standin import StandIn
+from agent_loop.records.verify import verify_lines
 from environments.launch import load_environment
 from support.atropos_api import RunApi, Trainer
 from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_trainer

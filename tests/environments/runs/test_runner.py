@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_loop.records import RolloutRecord
+from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
+from environments.runs.batch import Work, run_all
 from environments.runs.progress import PlainProgress, Tally
-from environments.runs.runner import Work, run_all
 from environments.runs.store import RunDiffers, RunStore
 from support.env_records import record
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from environments.scoring.verification import SetupFailed
 from environments.terminal_tasks.archive_checks import GzipHolds, TarHolds
 from environments.terminal_tasks.checks import (
     Check,
@@ -25,8 +26,7 @@ from environments.terminal_tasks.checks import (
     ScriptPrints,
 )
 from environments.terminal_tasks.git_checks import BranchIs, CommitIs
-from environments.terminal_tasks.task import TerminalTask
-from environments.verification import SetupFailed
+from environments.terminal_tasks.terminal_task import TerminalTask
 from support.local_context import LocalContext
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from environments.scoring.verification import Verdict
 from environments.terminal_tasks import TerminalTask, make_task
 from environments.terminal_tasks.kinds import KINDS
-from environments.verification import Verdict
 from support.local_context import LocalContext
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

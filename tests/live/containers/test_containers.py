@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_pool import PoolConfig, SlotPool
-from sandbox_pool.client import HostInfo
+from sandbox_pool.client.host_client import HostInfo
 from sandbox_pool.conformance import CheckResult, all_checks, run_checks
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.conformance.registry import GROUPS

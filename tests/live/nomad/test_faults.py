@@ -10,7 +10,7 @@ import urllib.parse
 import pytest
 
 from sandbox_pool import HostStartFailed, SandboxLost, SlotPool
-from sandbox_pool.journal import Journal
+from sandbox_pool.journal.journal import Journal
 from support import pool_program
 from support.cli_verb import run_verb
 from support.lossy_proxy import LossyProxy

@@ -13,15 +13,15 @@ from random import Random
 
 import pytest
 
-from agent_loop.against import confirm
-from agent_loop.backends import VllmBackend, VllmScaleOutBackend, connect
-from agent_loop.backends.http import Echo, JsonClient
-from agent_loop.cpu_model.server import free_port
-from agent_loop.model import ContextTooLong, ModelError, ModelRefused, Sampling
-from agent_loop.recorder import Recorder
-from agent_loop.standin.tokenizer import chatml_template
-from agent_loop.tokens.probe import probe_template
-from agent_loop.verify import Report
+from agent_loop.local_models.cpu_model.llama_server import free_port
+from agent_loop.local_models.standin.chatml import chatml_template
+from agent_loop.model.backends import VllmBackend, VllmScaleOutBackend, connect
+from agent_loop.model.backends.http import Echo, JsonClient
+from agent_loop.model.contract import ContextTooLong, ModelError, ModelRefused, Sampling
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
+from agent_loop.records.against import confirm
+from agent_loop.records.verify import Report
 from support.tokens_corrupt import CONSISTENT_FAULTS, corrupted, follows_itself
 from support.tokens_rollouts import Rollout
 from tool_parsers import get_parser

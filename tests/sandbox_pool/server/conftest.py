@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from sandbox_pool.sandbox import Sandbox
+from sandbox_pool.client.sandbox import Sandbox
 from support.slot_server import Server, running_server
 
 

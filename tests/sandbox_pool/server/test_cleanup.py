@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_pool.server.cgroups import Cgroups
 from sandbox_pool.server.cleanup import clean
-from sandbox_pool.server.layers import fallback_path
+from sandbox_pool.server.isolation.cgroups import Cgroups
+from sandbox_pool.server.isolation.layers import fallback_path
 from sandbox_pool.spec import SandboxSpec
 from support.slot_server import Server, running_server, server_command
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandbox_pool.sandbox import Sandbox
+from sandbox_pool.client.sandbox import Sandbox
 from support.pool_wait import eventually_prints
 from support.slot_server import Server
 

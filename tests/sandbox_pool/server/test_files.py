@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import SandboxFileError
-from sandbox_pool.sandbox import Sandbox
 from sandbox_pool.spec import SandboxSpec
 from support.slot_server import Server
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_pool.sandbox import Sandbox
-from sandbox_pool.server.cgroups import Cgroups
+from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.server.isolation.cgroups import Cgroups
 from sandbox_pool.spec import SandboxSpec
 from support.slot_server import Server
 

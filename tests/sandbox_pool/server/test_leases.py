@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_pool.client import HostClient
+from sandbox_pool.client.host_client import HostClient
+from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import ProtocolError, SandboxError, SandboxLost, StaleLease
-from sandbox_pool.sandbox import Sandbox
-from sandbox_pool.server import wire
+from sandbox_pool.server.serving import wire
 from sandbox_pool.spec import SandboxSpec
 from support.slot_server import Server, running_server
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from sandbox_pool.client.process import Process
+from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import SandboxError
-from sandbox_pool.process import Process
-from sandbox_pool.sandbox import Sandbox
 from support.pool_wait import eventually_prints
 from support.slot_server import Server
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_pool.server import channel, output, wire
+from sandbox_pool.server.serving import wire
+from sandbox_pool.server.slots import channel
+from sandbox_pool.server.slots import instance as output
 
 HEADERS = st.dictionaries(
     st.text(max_size=5), st.integers(-(2**53), 2**53) | st.text(max_size=10) | st.none(), max_size=4

@@ -9,7 +9,7 @@ import sys
 import modal as modal_sdk
 import pytest
 
-from environments.cli.errors import UsageError
+from environments.errors import UsageError
 from sandbox_pool.errors import HostStartFailed
 from support.cli_verb import run_verb
 from support.modal_place import SPEC, modal_provider, nothing_left
@@ -18,7 +18,7 @@ from support.modal_sdk import environ
 
 def command(*words):
     """`hermes-rl WORDS` in a process of its own; the emulator is in its environment."""
-    return subprocess.run([sys.executable, "-m", "environments.cli.main", *words], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "environments.apps.cli.main", *words], capture_output=True, text=True)
 
 
 @pytest.mark.timeout(300)

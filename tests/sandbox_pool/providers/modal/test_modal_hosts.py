@@ -6,9 +6,9 @@ import hashlib
 import pytest
 from grpclib import Status
 
-from sandbox_pool.client import HostClient
+from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.errors import HostStartFailed, SandboxError, SandboxLost
-from sandbox_pool.owner import this_process
+from sandbox_pool.journal.owner import this_process
 from support.modal_place import SPEC, modal_provider, nothing_left
 from support.pool_wait import eventually
 

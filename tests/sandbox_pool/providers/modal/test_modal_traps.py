@@ -12,9 +12,9 @@ import pytest
 
 from emulators.modal import TokenBucket
 from sandbox_pool import AcquireTimeout, HostStartFailed, SandboxError, SandboxLost, SlotPool
-from sandbox_pool.gc import collect_orphans, default_place
-from sandbox_pool.journal import Journal
-from sandbox_pool.owner import this_process
+from sandbox_pool.journal.gc import collect_orphans, default_place
+from sandbox_pool.journal.journal import Journal
+from sandbox_pool.journal.owner import this_process
 from support import pool_program
 from support.cli_verb import run_verb
 from support.modal_place import SPEC, modal_provider, nothing_left

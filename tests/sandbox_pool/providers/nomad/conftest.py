@@ -3,7 +3,7 @@ import contextlib
 import pytest
 
 from sandbox_pool.providers.base import ProviderContext
-from sandbox_pool.providers.nomad import NomadProvider
+from sandbox_pool.providers.nomad.nomad_provider import NomadProvider
 from support.nomad_recorded import RecordedNomad
 
 

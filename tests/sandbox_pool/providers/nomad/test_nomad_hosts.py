@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from sandbox_pool import HostStartFailed, PoolConfig, SandboxLost, SlotPool
-from sandbox_pool.client import HostClient
+from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.errors import SandboxError
-from sandbox_pool.providers.nomad_api import NomadApi, NomadError
-from sandbox_pool.providers.nomad_options import NomadOptions
+from sandbox_pool.providers.nomad.nomad_api import NomadApi, NomadError
+from sandbox_pool.providers.nomad.nomad_options import NomadOptions
 from sandbox_pool.spec import SandboxSpec
 from support.pool_wait import eventually
 

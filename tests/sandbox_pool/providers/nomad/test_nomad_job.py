@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from environments.cli.errors import UsageError
+from environments.errors import UsageError
 from sandbox_pool.providers.base import ProviderContext
-from sandbox_pool.providers.host_load import LOADER, loader_text
-from sandbox_pool.providers.nomad import NomadProvider
-from sandbox_pool.providers.nomad_job import render_job
-from sandbox_pool.providers.nomad_options import NomadOptions
+from sandbox_pool.providers.nomad.nomad_job import render_job
+from sandbox_pool.providers.nomad.nomad_options import NomadOptions
+from sandbox_pool.providers.nomad.nomad_provider import NomadProvider
+from sandbox_pool.providers.remote_start import LOADER, loader_text
 from sandbox_pool.spec import SandboxSpec
 from support.cli_verb import run_verb
 

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from pydantic import ValidationError
 
-from sandbox_pool.providers.nomad_options import NomadOptions
+from sandbox_pool.providers.nomad.nomad_options import NomadOptions
 
 
 def test_variables_fill_in_what_options_leave_open():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox_pool.providers.nomad_placement import placement_problem
+from sandbox_pool.providers.nomad.nomad_watch import placement_problem
 from support.nomad_recorded import recorded
 
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from sandbox_pool.providers.nomad_api import NomadApi, NomadError
-from sandbox_pool.providers.nomad_options import NomadOptions
+from sandbox_pool.providers.nomad.nomad_api import NomadApi, NomadError
+from sandbox_pool.providers.nomad.nomad_options import NomadOptions
 from support.nomad_recorded import RecordedNomad
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_pool.providers.nomad_watch import Allocation, AllocationWatch
+from sandbox_pool.providers.nomad.nomad_watch import Allocation, AllocationWatch
 from support.nomad_recorded import recorded
 
 STATUSES = st.sampled_from(["pending", "running", "complete", "failed", "lost", "unknown"])

@@ -1,0 +1,1 @@
+"""Keeps prompts and tool results within their budgets."""

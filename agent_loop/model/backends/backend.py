@@ -1,0 +1,47 @@
+"""Ids in, ids and logprobs out: the interface every token-exact server is brought to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from agent_loop.model.contract import Sampling
+
+GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
+"""Keys of a request's body that ask a merging front to sample a whole group at once: its size, and its name."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a server sampled after one prompt."""
+
+    token_ids: list[int]
+    """As sampled, the stop token included when the server gives it."""
+    logprobs: list[float | None]
+    """The sampled token's own logprob under the model; None where the server gave none."""
+    finish_reason: str
+    """The server's reason in OpenAI's words: stop, length, abort, ..."""
+    weights_version: str | None = None
+    """Which weights sampled it, when the server says so."""
+
+
+class TokenBackend(Protocol):
+    """A server that can be trained against."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
+        """Sample one continuation. Raises the errors of `agent_loop.model.contract`; never retries by itself.
+
+        `prompt_ids` is the caller's own list, which may be long: it is neither changed nor kept.
+        """
+
+    async def close(self) -> None:
+        """Drop the connections."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A backend that can also say what it thinks of given tokens; `verify --against` asks it."""
+
+    async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
+        """For each position p: the logprob of ids[p] after ids[:p]."""

@@ -1,0 +1,162 @@
+"""Asks the live model again: given the stored prefix, does it give the stored token the stored logprob?
+
+No ledger check is as convincing as the model's own word: a doubled token, a missing one or a shifted logprob changes
+what the model says about everything after it. Reading a prompt and writing a token are not computed quite alike, so
+there is a noise floor; it is measured on the same server, by sampling a little and asking again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from agent_loop.model.backends.backend import Scorer, TokenBackend
+from agent_loop.model.contract import ModelRefused, Sampling
+from agent_loop.model.tokens.ledger import MASKED
+from agent_loop.records.record import RolloutRecord
+
+TIGHT = 0.02
+"""Largest difference on unquantized weights with attention in 32 bits (F16 differed by at most 0.009)."""
+FLOOR_PROMPTS = 6
+FLOOR_TOKENS = 24
+CONCURRENT = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """One sampled token of a stored rollout."""
+
+    rollout_id: str
+    line: int
+    segment: int
+    position: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the model says now beside what was stored."""
+
+    place: Place
+    again: float
+
+    @property
+    def size(self) -> float:
+        """How far apart they are."""
+        return abs(self.again - self.place.logprob)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What counts as the same logprob; `said` tells where the figures come from."""
+
+    largest: float
+    mean: float
+    said: str
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The model's word on a file."""
+
+    differences: tuple[Difference, ...]
+    tolerance: Tolerance
+
+    @property
+    def largest(self) -> Difference | None:
+        """The worst place."""
+        return max(self.differences, key=lambda d: d.size, default=None)
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return sum(d.size for d in self.differences) / len(self.differences) if self.differences else 0.0
+
+    @property
+    def violation(self) -> str | None:
+        """What is beyond the tolerance, in one sentence."""
+        worst = self.largest
+        if worst is None:
+            return None
+        if not worst.size <= self.tolerance.largest:
+            p = worst.place
+            return (
+                f"line {p.line} (rollout {p.rollout_id}): segment {p.segment}, position {p.position}: stored logprob "
+                f"{p.logprob:.4f}, the model says {worst.again:.4f}; tolerance {self.tolerance.largest:.4f}"
+            )
+        if not self.mean <= self.tolerance.mean:
+            places = len(self.differences)
+            return f"mean difference {self.mean:.4f} is beyond {self.tolerance.mean:.4f} over {places} places"
+        return None
+
+
+def choose_places(records: Sequence[tuple[int, RolloutRecord]], count: int, seed: int) -> list[Place]:
+    """Random sampled positions over all rollouts; all of them when there are fewer."""
+    places = [
+        Place(record.rollout_id, line, index, position, segment.logprobs[position])
+        for line, record in records
+        for index, segment in enumerate(record.segments)
+        for position, mask in enumerate(segment.masks)
+        if mask != MASKED and position > 0
+    ]
+    return places if len(places) <= count else Random(seed).sample(places, count)
+
+
+async def confirm(
+    records: Sequence[tuple[int, RolloutRecord]],
+    backend: TokenBackend,
+    *,
+    positions: int = 300,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> Confirmation:
+    """Ask the model again at random places; without a tolerance the noise floor of this server sets it."""
+    if not isinstance(backend, Scorer):
+        raise ModelRefused("this kind of server cannot say what it thinks of given tokens")
+    if tolerance is None:
+        prompts = [c.prompt_ids for _, record in records for c in record.sampled_calls[:1]]
+        allowed = await measure_floor(backend, Random(seed).sample(prompts, min(FLOOR_PROMPTS, len(prompts))))
+    else:
+        allowed = Tolerance(tolerance, tolerance, "given")
+    places = choose_places(records, positions, seed)
+    return Confirmation(tuple(await _ask_again(records, backend, places)), allowed)
+
+
+async def _ask_again(
+    records: Sequence[tuple[int, RolloutRecord]], scorer: Scorer, places: Sequence[Place]
+) -> list[Difference]:
+    """One question per segment, a few at a time."""
+    by_line = dict(records)
+    groups: dict[tuple[int, int], list[Place]] = {}
+    for place in places:
+        groups.setdefault((place.line, place.segment), []).append(place)
+    gate = asyncio.Semaphore(CONCURRENT)
+
+    async def ask(line: int, segment: int, wanted: list[Place]) -> list[Difference]:
+        """The places of one segment."""
+        async with gate:
+            tokens = by_line[line].segments[segment].tokens
+            scores = await scorer.score(tokens, [p.position for p in wanted])
+            return [Difference(p, score) for p, score in zip(wanted, scores, strict=True)]
+
+    asked = await asyncio.gather(*(ask(line, segment, wanted) for (line, segment), wanted in groups.items()))
+    return [difference for group in asked for difference in group]
+
+
+async def measure_floor(backend: TokenBackend, prompts: Sequence[list[int]]) -> Tolerance:
+    """Sample a little after each prompt and ask again about what was sampled: what differs is noise."""
+    if not isinstance(backend, Scorer):
+        raise ModelRefused("this kind of server cannot say what it thinks of given tokens")
+    sizes: list[float] = []
+    for prompt in prompts:
+        generation = await backend.generate(prompt, Sampling(temperature=1.0, max_tokens=FLOOR_TOKENS))
+        known = [(k, p) for k, p in enumerate(generation.logprobs) if p is not None]
+        again = await backend.score([*prompt, *generation.token_ids], [len(prompt) + k for k, _ in known])
+        sizes += [abs(a - p) for a, (_, p) in zip(again, known, strict=True)]
+    if not sizes:
+        return Tolerance(TIGHT, TIGHT, "no prompt to measure a noise floor with")
+    top, mean = max(sizes), sum(sizes) / len(sizes)
+    said = f"noise floor of this server over {len(sizes)} tokens: mean {mean:.4f}, largest {top:.4f}"
+    return Tolerance(max(TIGHT, 2.0 * top), max(TIGHT / 4, 2.5 * mean), said)

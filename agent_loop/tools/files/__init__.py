@@ -1,0 +1,1 @@
+"""Tools that read, write, search and patch files."""

@@ -1,0 +1,99 @@
+"""What leaves a command on its way to the model: no terminal escapes, no secrets we hold, no more than the budget.
+
+Only output of processes passes here. Contents of files are never altered.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def dump(value: Any) -> str:
+    """JSON text of any value. Lone surrogates become `?`, NaN and infinities null, unknown objects their `str`."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:
+        text = json.dumps(_without_nan(value), ensure_ascii=False, default=str)
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8") if _has_surrogate(text) else text
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC: window titles, hyperlinks
+    r"|\x1b[PX^_][^\x1b]*\x1b\\"  # DCS, SOS, PM, APC strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|\x1b[ -/]*[0-~]"  # two-character escapes and charset selection
+)
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+SHORTEST_SECRET = 8
+"""Shorter values would be found inside ordinary text."""
+
+
+def strip_ansi(text: str) -> str:
+    """Remove terminal escape sequences; everything else stays byte for byte."""
+    if "\x1b" not in text and "\x9b" not in text:
+        return text
+    return _ESCAPES.sub("", text)
+
+
+class Redactor:
+    """Hides the values of secrets that this process gave to the sandbox, wherever a command prints them."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        held = [(name, value) for name, value in secrets.items() if len(value) >= SHORTEST_SECRET]
+        # Longest first: a secret that contains another must not be half replaced.
+        held.sort(key=lambda pair: (-len(pair[1]), pair[0]))
+        self._names = {value: name for name, value in reversed(held)}
+        self._pattern = re.compile("|".join(re.escape(value) for _, value in held)) if held else None
+
+    @classmethod
+    def for_environment(cls, env: Mapping[str, str], names: Iterable[str] = ()) -> Redactor:
+        """Secrets of an environment: variables named here, and those whose name says that they are secret."""
+        listed = set(names)
+        return cls({name: value for name, value in env.items() if name in listed or _SECRET_NAME.search(name)})
+
+    def __call__(self, text: str) -> str:
+        """The text with each held value replaced by `[REDACTED:NAME]`."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: f"[REDACTED:{self._names[match.group()]}]", text)
+
+
+def cap_bytes(text: str, limit: int, head_share: float = 0.4) -> tuple[str, int]:
+    """Keep the first and last bytes of a text up to `limit`; returns the text and how many bytes were left out."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return text, 0
+    head = data[: int(limit * head_share)].decode("utf-8", "ignore")
+    tail_size = limit - int(limit * head_share)
+    tail = data[len(data) - tail_size :].decode("utf-8", "ignore") if tail_size else ""
+    omitted = len(data) - len(head.encode()) - len(tail.encode())
+    return f"{head}\n\n... [{omitted:,} bytes left out] ...\n\n{tail}", omitted
+
+
+def cut_line(line: str, limit: int) -> str:
+    """One line, cut at `limit` characters with a mark that says how long it was."""
+    return line if len(line) <= limit else f"{line[:limit]}... [line of {len(line):,} characters cut]"

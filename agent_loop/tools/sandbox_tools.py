@@ -1,0 +1,202 @@
+"""The tools of one rollout: what the loop calls. It owns no slot but everything the tools keep beside it.
+
+Whatever the model sends, the answer is valid JSON. Only a fault of the sandbox itself is raised, because it ends the
+rollout; it never becomes something the model reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from agent_loop.model.contract import Message, ToolSchema
+from agent_loop.tools.catalog import CATALOG
+from agent_loop.tools.config import ToolConfig
+from agent_loop.tools.files.workspace import Workspace, file_failure
+from agent_loop.tools.output import Redactor, dump
+from agent_loop.tools.policy import AskCallback, Decision, PolicyGate, command_text
+from agent_loop.tools.script.execute_code import describe_for
+from agent_loop.tools.shell.process_table import ProcessTable
+from agent_loop.tools.todo import TodoList
+from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolFailure, ToolReturn, ToolsetError
+from agent_loop.tools.toolsets import resolve
+from agent_loop.tools.web.web_local import LocalWeb
+from agent_loop.tools.web.web_tools import WebProvider
+from agent_loop.turn.arguments import normalize
+from agent_loop.turn.runtime import NestedCall, ToolOutcome, ToolStatus
+from sandbox_pool.errors import SandboxError, SandboxFileError
+
+if TYPE_CHECKING:
+    from sandbox_pool.client.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TOOLSETS = ("terminal", "file")
+
+
+class ToolRuntime:
+    """The loop's `ToolRuntime` over one leased sandbox. Use as `async with`, or call `close`."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        toolsets: Iterable[str] = DEFAULT_TOOLSETS,
+        config: ToolConfig | None = None,
+        *,
+        without: Iterable[str] = (),
+        ask: AskCallback | None = None,
+        web: WebProvider | None = None,
+    ) -> None:
+        """`without` names single tools that the toolsets would bring and this rollout does not get."""
+        config = config or ToolConfig()
+        self._owns_web = web is None
+        web = web or _web_provider(config)
+        self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
+        if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
+            raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
+        self._gate = PolicyGate(config.policy, sandbox.isolation, ask)
+        self._ctx = ToolContext(
+            sandbox=sandbox,
+            config=config,
+            workspace=Workspace(sandbox),
+            processes=ProcessTable(sandbox, config.max_processes),
+            todo=TodoList(),
+            redact=Redactor.for_environment(sandbox.spec.env, config.secret_env),
+            web=web,
+            script_tools=tuple(tool for tool in self._tools.values() if tool.script_parameters),
+            call_nested=self._call_nested,
+        )
+        self._stored = 0
+        self._name = secrets.token_hex(4)
+
+    async def __aenter__(self) -> ToolRuntime:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop watching processes and close connections. What runs in the sandbox ends with its lease."""
+        await self._ctx.processes.close()
+        if self._owns_web and self._ctx.web is not None:
+            await self._ctx.web.close()
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The rollout's tools as OpenAI schemas; execute_code's lists what its scripts may call here."""
+        return [_openai_schema(tool, self._ctx) for tool in self._tools.values()]
+
+    def parallel_safe(self, name: str) -> bool:
+        """Whether calls of this tool may run beside others of the same turn."""
+        tool = self._tools.get(name)
+        return tool is not None and tool.parallel_safe
+
+    def pending_notices(self) -> Sequence[Message]:
+        """What background processes have to report, each once."""
+        return [{"role": "user", "content": text} for text in self._ctx.processes.take_notices()]
+
+    async def store_result(self, text: str) -> str | None:
+        """Put an over-long result into a file of the sandbox; None when the sandbox refuses it."""
+        self._stored += 1
+        try:
+            scratch = await self._ctx.workspace.scratch()
+            path = f"{scratch}/hermes_results_{self._name}/result_{self._stored}.txt"
+            await self._ctx.sandbox.write_file(path, text.encode("utf-8", "replace"))
+        except SandboxFileError as error:
+            log.warning("a result of %d characters could not be stored: %s", len(text), error)
+            return None
+        return path
+
+    async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:
+        """Run one call of the model. Raises SandboxError when the sandbox is gone."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return _failed(f"Unknown tool {name!r}. Available: {', '.join(sorted(self._tools))}.", ToolStatus.UNKNOWN)
+        normalized = normalize(arguments, name, tool.parameters)
+        if normalized.arguments is None:
+            return _failed(normalized.error or f"Invalid arguments for {name}.", ToolStatus.INVALID)
+        decision = await self._gate.decide(name, command_text(name, normalized.arguments))
+        metadata = {"policy": decision.as_metadata()} if decision else {}
+        if decision and not decision.allowed:
+            return _blocked(decision, metadata)
+        return replace(await self._run(tool, normalized.arguments), metadata=metadata)
+
+    async def _run(self, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
+        try:
+            returned = await tool.run(self._ctx, arguments)
+        except InvalidArguments as failure:
+            return _failed(failure.message, ToolStatus.INVALID, failure.fields)
+        except ToolFailure as failure:
+            return _failed(failure.message, ToolStatus.ERROR, failure.fields)
+        except SandboxFileError as error:
+            return _failed(file_failure(error.filename or "The file", error).message, ToolStatus.ERROR)
+        except (SandboxError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # a fault of ours must not end a rollout of theirs; it is logged and recorded
+            log.exception("tool %s failed", tool.name)
+            return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ToolStatus.ERROR)
+        return _outcome(returned if isinstance(returned, ToolReturn) else ToolReturn(returned))
+
+    async def _call_nested(self, name: str, arguments: Any) -> tuple[ToolOutcome, NestedCall]:
+        """A script's call: the same rules as the model's own, without the parameters that scripts do not have."""
+        started = time.monotonic()
+        allowed = self._tools[name].script_parameters
+        given = arguments if isinstance(arguments, dict) else {}
+        outcome = await self.call(name, {key: value for key, value in given.items() if key in allowed}, call_id="")
+        record = NestedCall(
+            name=name,
+            arguments=given,
+            status=outcome.status,
+            duration_s=time.monotonic() - started,
+            exit_code=outcome.exit_code,
+            result_chars=len(outcome.text),
+            error=outcome.error,
+        )
+        return outcome, record
+
+
+def _web_provider(config: ToolConfig) -> WebProvider | None:
+    if config.web is None:
+        return None
+    if config.web.provider == "local":
+        return LocalWeb.from_file(config.web.corpus)
+    from agent_loop.tools.web.web_http import HttpWeb  # a second of imports that most rollouts do not need
+
+    return HttpWeb(config.web)
+
+
+def _openai_schema(tool: Tool, ctx: ToolContext) -> ToolSchema:
+    if tool.name == "execute_code":
+        return {"type": "function", "function": describe_for(tool, ctx)}
+    return tool.openai_schema()
+
+
+def _outcome(returned: ToolReturn) -> ToolOutcome:
+    error = returned.data.get("error")
+    exit_code = returned.data.get("exit_code", returned.exit_code)
+    status = ToolStatus.TIMEOUT if returned.timed_out else ToolStatus.ERROR if error else ToolStatus.OK
+    return ToolOutcome(
+        dump(returned.data),
+        status,
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        error=str(error) if error else None,
+        nested=returned.nested,
+    )
+
+
+def _failed(message: str, status: ToolStatus, fields: dict[str, Any] | None = None) -> ToolOutcome:
+    return ToolOutcome(dump({**(fields or {}), "error": message}), status, error=message)
+
+
+def _blocked(decision: Decision, metadata: dict[str, Any]) -> ToolOutcome:
+    why = f" ({decision.reason})" if decision.reason else ""
+    said = f"The command was not run: the policy of this environment does not allow it{why}."
+    text = dump({"output": "", "exit_code": -1, "error": said, "status": "blocked"})
+    return ToolOutcome(text, ToolStatus.ERROR, exit_code=-1, error=said, metadata=metadata)

@@ -1,0 +1,193 @@
+"""terminal: one command in the foreground, or the start of one in the background. A command runs once, never again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from agent_loop.tools.output import cap_bytes, strip_ansi
+from agent_loop.tools.shell.process_table import Background
+from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolReturn, load_schema
+
+_PROGRAMS = {
+    "editor": ("vim", "vi", "nvim", "nano", "emacs", "pico"),
+    "pager": ("less", "more", "man"),
+    "monitor": ("top", "htop", "watch", "btop"),
+    "session": ("ssh", "telnet", "ftp", "sftp", "tmux", "screen"),
+}
+_KINDS = {program: kind for kind, programs in _PROGRAMS.items() for program in programs}
+_ADVICE = {
+    "editor": "Edit files with write_file or patch, or with sed in the terminal.",
+    "pager": "Use cat, head or tail instead, or pipe into cat.",
+    "monitor": "Use a one-shot form instead, e.g. top -b -n 1 or ps aux.",
+    "session": "Give the remote command on the command line, or start it with background=true and pty=true.",
+}
+_INTERPRETERS = ("python", "python3", "node", "ipython", "psql", "mysql", "sqlite3", "irb", "gdb")
+_SUDO_TROUBLE = re.compile(
+    r"^sudo: .*(password|terminal is required|no tty|no new privileges|effective uid|setuid|unable to)"
+    r"|^.*: sudo: command not found",
+    re.MULTILINE,
+)
+
+
+def interactive_hint(command: str) -> str | None:
+    """Advice when the command starts a program that wants a person at a terminal."""
+    for part in re.split(r"&&|\|\||[;|&\n]", command):
+        words = [word for word in part.split() if not re.fullmatch(r"\w+=\S*", word)]
+        if words[:1] == ["sudo"]:
+            del words[0]
+        if words and (hint := _program_hint(words, piped="|" in command)):
+            return hint
+    return None
+
+
+def _program_hint(words: list[str], *, piped: bool) -> str | None:
+    program = words[0].rsplit("/", 1)[-1]
+    if (kind := _KINDS.get(program)) is not None:
+        return f"{program} needs a terminal. {_ADVICE[kind]}"
+    if program in _INTERPRETERS and len(words) == 1 and not piped:
+        return f"{program} without arguments waits for input. Pass the code (-c) or a file, or use pty=true."
+    if program == "git" and words[1:2] == ["rebase"] and ("-i" in words or "--interactive" in words):
+        return "git rebase -i opens an editor. Set GIT_SEQUENCE_EDITOR, or use non-interactive commands."
+    return None
+
+
+def sudo_hint(command: str, output: str) -> str | None:
+    """A clear text when sudo could not work: there is no password and nobody to type one."""
+    if "sudo" in command and _SUDO_TROUBLE.search(output):
+        return "sudo does not work here: there is no password to give. Run the command without sudo."
+    return None
+
+
+_NOTICE_CHARS = 2_000
+_BAD_WORKDIR = 126
+
+
+async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any] | ToolReturn:
+    """Run the command as the arguments ask."""
+    command = arguments["command"]
+    _check_text(command, "command")
+    workdir = arguments.get("workdir")
+    if workdir:
+        workdir = await ctx.workspace.resolve(workdir)
+    if arguments.get("background"):
+        return await _start(ctx, arguments, workdir)
+    timeout_s, note = _clamped(arguments.get("timeout"), ctx)
+    if arguments.get("pty"):
+        returned = await _foreground_pty(ctx, command, workdir, timeout_s)
+    else:
+        returned = await _foreground(ctx, command, workdir, timeout_s)
+    if note:
+        returned.data["timeout_note"] = note
+    return returned
+
+
+def _check_text(text: str, what: str) -> None:
+    if not text.strip():
+        raise InvalidArguments(f"The {what} is empty.", exit_code=-1, output="")
+    if "\0" in text:
+        raise InvalidArguments(f"The {what} has a NUL character, which no shell takes.", exit_code=-1, output="")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArguments(
+            f"The {what} has characters that are not valid Unicode.", exit_code=-1, output=""
+        ) from None
+
+
+def _clamped(asked: int | None, ctx: ToolContext) -> tuple[int, str | None]:
+    most = ctx.config.max_timeout_s
+    if asked is not None and asked > most:
+        return most, f"The timeout of {asked} s was lowered to {most} s. Use background=true for longer commands."
+    return max(1, asked or ctx.config.default_timeout_s), None
+
+
+async def _foreground(ctx: ToolContext, command: str, workdir: str | None, timeout_s: int) -> ToolReturn:
+    result = await ctx.sandbox.exec(
+        command,
+        timeout_s=timeout_s,
+        cwd=workdir or ctx.workspace.way_back(),
+        max_output_chars=ctx.config.max_output_chars,
+    )
+    ctx.workspace.after_command(result.cwd, workdir)
+    data = _result(ctx, command, result.output, result.exit_code)
+    if result.timed_out:
+        data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
+        _add_hint(data, interactive_hint(command) or "Set a longer timeout, or use background=true.")
+    elif result.exit_code == _BAD_WORKDIR and workdir and not result.output:
+        data["error"] = f"The working directory {workdir} cannot be used."
+    if result.truncation:
+        data["truncation"] = {
+            "total_chars": result.truncation.total_chars,
+            "omitted_chars": result.truncation.omitted_chars,
+            "full_output": result.truncation.log_path,
+        }
+    return ToolReturn(data, timed_out=result.timed_out)
+
+
+def _result(ctx: ToolContext, command: str, output: str, exit_code: int) -> dict[str, Any]:
+    clean = ctx.redact(strip_ansi(output))
+    data: dict[str, Any] = {"output": clean, "exit_code": exit_code, "error": None}
+    if exit_code:
+        _add_hint(data, sudo_hint(command, clean) or interactive_hint(command))
+    return data
+
+
+def _add_hint(data: dict[str, Any], hint: str | None) -> None:
+    if hint:
+        data["hint"] = hint
+
+
+async def _foreground_pty(ctx: ToolContext, command: str, workdir: str | None, timeout_s: int) -> ToolReturn:
+    """A command on a pseudo-terminal, waited for; what it started is gone when the call returns."""
+    process = await ctx.sandbox.spawn(command, pty=True, cwd=workdir or ctx.workspace.cwd)
+    exit_code: int | None = None
+    try:
+        exit_code = await process.wait(timeout_s=timeout_s)
+    finally:
+        if exit_code is None:
+            await process.kill()
+    chunk = await process.log(offset=0)
+    timed_out = exit_code is None
+    output, _ = cap_bytes(chunk.data.replace("\r\n", "\n"), ctx.config.max_output_chars)
+    data = _result(ctx, command, output, 124 if exit_code is None else exit_code)
+    if timed_out:
+        data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
+    if chunk.dropped:
+        data["truncation"] = {"omitted_bytes": chunk.dropped}
+    return ToolReturn(data, timed_out=timed_out)
+
+
+async def _start(ctx: ToolContext, arguments: dict[str, Any], workdir: str | None) -> dict[str, Any]:
+    cwd = workdir or ctx.workspace.cwd
+    entry = await ctx.processes.start(arguments["command"], pty=bool(arguments.get("pty")), cwd=cwd)
+    data: dict[str, Any] = {
+        "output": "Background process started",
+        "session_id": entry.session_id,
+        "pid": entry.process.pid,
+        "exit_code": 0,
+        "error": None,
+    }
+    if arguments.get("timeout") is not None:
+        data["note"] = "timeout does not apply to background commands."
+    if arguments.get("notify_on_complete"):
+        ctx.processes.notify_when_done(entry, lambda done, output: _notice(ctx, done, output))
+        data["notify_on_complete"] = True
+    return data
+
+
+def _notice(ctx: ToolContext, entry: Background, output: str) -> str:
+    tail = ctx.redact(strip_ansi(output))[-_NOTICE_CHARS:]
+    command = ctx.redact(entry.command)[:200]
+    return (
+        f"[SYSTEM: Background process {entry.session_id} completed (exit code {entry.exit_code}).\n"
+        f"Command: {command}\nOutput:\n{tail}]"
+    )
+
+
+TOOL = Tool(
+    schema=load_schema("terminal"),
+    toolset="terminal",
+    run=run,
+    script_parameters=("command", "timeout", "workdir"),
+)

@@ -1,0 +1,187 @@
+"""The real web behind an allow-list. Every address, and every hop of a redirect, is checked before it is asked.
+
+Requests leave from the training process, not from the sandbox: that is why nothing outside the list is ever reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from html.parser import HTMLParser
+from types import TracebackType
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+
+from agent_loop.tools.config import HttpWebConfig
+from agent_loop.tools.web.web_tools import Page, SearchHit, WebFault
+
+_SKIPPED = frozenset(("script", "style", "noscript", "template", "svg", "head"))
+_BLOCKS = frozenset(
+    (
+        "p",
+        "div",
+        "section",
+        "article",
+        "header",
+        "footer",
+        "main",
+        "nav",
+        "ul",
+        "ol",
+        "table",
+        "tr",
+        "pre",
+        "blockquote",
+    )
+)
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+
+
+class _Text(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.title = ""
+        self._in_title = False
+        self._skipping = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "title":
+            self._in_title = True
+        elif tag in _SKIPPED:
+            self._skipping += 1
+        elif tag in _HEADINGS:
+            self.parts.append(f"\n\n{_HEADINGS[tag]}")
+        elif tag == "li":
+            self.parts.append("\n- ")
+        elif tag == "br":
+            self.parts.append("\n")
+        elif tag in ("td", "th"):
+            self.parts.append(" | ")
+        elif tag in _BLOCKS:
+            self.parts.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "title":
+            self._in_title = False
+        elif tag in _SKIPPED:
+            self._skipping = max(0, self._skipping - 1)
+        elif tag in _BLOCKS or tag in _HEADINGS:
+            self.parts.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data
+        elif not self._skipping:
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+
+def html_to_text(html: str) -> tuple[str, str]:
+    """Title and text of a page. Never raises: broken HTML gives what can be read of it."""
+    parser = _Text()
+    parser.feed(html)
+    parser.close()
+    text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
+    return " ".join(parser.title.split()), re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+
+class HttpWeb:
+    """Searches one engine and reads pages of allowed hosts. Opens its connections at the first call."""
+
+    def __init__(self, config: HttpWebConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> HttpWeb:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def search(self, query: str, limit: int) -> list[SearchHit]:
+        """Ask the search engine."""
+        try:
+            async with self._open().get(self._config.search_url, params={"q": query, "format": "json"}) as answer:
+                if answer.status != 200:
+                    raise WebFault(f"The search engine answered {answer.status}.")
+                data: Any = await answer.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise WebFault(f"The search failed: {_said(error)}") from error
+        rows = data.get("results") if isinstance(data, dict) else None
+        if not isinstance(rows, list):
+            raise WebFault("The search engine's answer has no results list.")
+        hits = [_hit(row) for row in rows if isinstance(row, dict) and row.get("url")]
+        return hits[:limit]
+
+    async def fetch(self, url: str) -> Page:
+        """Read one page of an allowed host."""
+        try:
+            return await self._follow(url)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise WebFault(f"{url} cannot be read: {_said(error)}") from error
+
+    async def _follow(self, url: str) -> Page:
+        for _ in range(self._config.max_redirects + 1):
+            self._check(url)
+            async with self._open().get(url, allow_redirects=False) as answer:
+                if answer.status in _REDIRECTS and (target := answer.headers.get("Location")):
+                    url = urljoin(url, target)
+                    continue
+                if answer.status != 200:
+                    raise WebFault(f"{url} answered {answer.status}.")
+                return await self._read(url, answer)
+        raise WebFault(f"{url} redirects too often.")
+
+    async def _read(self, url: str, answer: aiohttp.ClientResponse) -> Page:
+        kind = answer.content_type
+        if not kind.startswith("text/") and kind not in ("application/json", "application/xhtml+xml"):
+            raise WebFault(f"{url} is {kind}, not text.")
+        data = await answer.content.read(self._config.max_page_bytes)
+        while len(data) < self._config.max_page_bytes and (more := await answer.content.readany()):
+            data += more
+        text = data[: self._config.max_page_bytes].decode(answer.get_encoding(), "replace")
+        if "html" not in kind:
+            return Page(url, "", text)
+        title, body = await asyncio.to_thread(html_to_text, text)
+        return Page(url, title, body)
+
+    def _check(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise WebFault(f"{url} is not an http or https address.")
+        if not any(_matches(parts.hostname, allowed) for allowed in self._config.allowed_hosts):
+            raise WebFault(f"{parts.hostname} is not on the list of allowed hosts.")
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+            self._session = aiohttp.ClientSession(timeout=timeout, headers={"User-Agent": "hermes-rl"})
+        return self._session
+
+
+def _matches(host: str, allowed: str) -> bool:
+    host, allowed = host.lower().rstrip("."), allowed.lower()
+    return host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:]))
+
+
+def _hit(row: dict[str, Any]) -> SearchHit:
+    return SearchHit(
+        str(row["url"]), str(row.get("title") or ""), " ".join(str(row.get("content") or "").split())[:500]
+    )
+
+
+def _said(error: Exception) -> str:
+    return "it took too long" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)

@@ -1,0 +1,1 @@
+"""Programs that use the library and that nothing in the library uses."""

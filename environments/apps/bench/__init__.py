@@ -1,0 +1,1 @@
+"""What `hermes-rl bench` and `hermes-rl pool bench` measure."""

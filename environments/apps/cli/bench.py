@@ -1,0 +1,95 @@
+"""`hermes-rl bench NAME`: measures one part of the house and prints the figures beside their targets.
+
+A bench is one module `bench_NAME.py` in this folder with `HELP`, `add_arguments(parser)` and `measure(args) -> Report`.
+Adding a bench is adding its module and its name below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Protocol, cast
+
+HELP = "measure the loop (and other parts) on this machine"
+EXAMPLE = "hermes-rl bench loop --rollouts 64 --turns 8"
+
+BENCHES = ("loop", "serve", "tools")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure; `target` is the most it should be, None when it is only reported."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target holds; None without one."""
+        return None if self.target is None else self.value <= self.target
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a bench measured, and under which settings."""
+
+    bench: str
+    settings: dict[str, float | int | str]
+    figures: tuple[Figure, ...]
+
+
+class Bench(Protocol):
+    """What a `bench_NAME` module offers."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the bench's flags."""
+
+    def measure(self, args: argparse.Namespace) -> Report:
+        """Measure and return the figures."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One subcommand per bench."""
+    benches = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
+    for name in BENCHES:
+        bench = _load(name)
+        sub = benches.add_parser(name, help=bench.HELP, description=bench.HELP)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        bench.add_arguments(sub)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; missed targets are shown, not punished: this machine may be busy."""
+    report = _load(args.bench).measure(args)
+    print(as_json(report) if args.json else as_table(report))
+    return 0
+
+
+def as_json(report: Report) -> str:
+    """The report as one JSON object; figures by name."""
+    figures = {figure.name: {**asdict(figure), "met": figure.met} for figure in report.figures}
+    return json.dumps({"bench": report.bench, "settings": report.settings, "figures": figures})
+
+
+def as_table(report: Report) -> str:
+    """The report as aligned lines."""
+    settings = ", ".join(
+        f"{name} {value:g}" if not isinstance(value, str) else f"{name} {value}"
+        for name, value in report.settings.items()
+    )
+    lines = [f"bench {report.bench}: {settings}"]
+    width = max(len(figure.name) for figure in report.figures)
+    for figure in report.figures:
+        verdict = "" if figure.met is None else f"   target <= {figure.target:g}: {'met' if figure.met else 'MISSED'}"
+        lines.append(f"  {figure.name:<{width}}  {figure.value:>10.3f} {figure.unit:<8}{verdict}".rstrip())
+    return "\n".join(lines)
+
+
+def _load(name: str) -> Bench:
+    return cast("Bench", importlib.import_module(f"environments.apps.bench.bench_{name}"))

@@ -1,0 +1,70 @@
+"""`hermes-rl doctor`: what this machine can do, and how to fix what it cannot."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from environments.apps.doctor import Finding
+
+HELP = "show what this machine can do, with a fix for what is missing"
+EXAMPLE = "hermes-rl doctor --json"
+
+_COLOURS = {"ok": "green", "limited": "yellow", "missing": "dim", "broken": "red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("--config", metavar="NAME", help="also check the endpoints and tokenizers of this config")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, a key per subject")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; exit 1 when something is broken."""
+    from environments.apps.doctor import examine
+    from environments.config import find_config
+    from environments.config.yaml_file import read_yaml
+
+    settings = read_yaml(find_config(args.config)).data if args.config else None
+    findings = asyncio.run(examine(settings))
+    if args.json:
+        print(json.dumps(as_json(findings), indent=2))
+    else:
+        _print_table(findings)
+    return 1 if any(finding.status == "broken" for finding in findings) else 0
+
+
+def as_json(findings: list[Finding]) -> dict[str, object]:
+    """One key per subject; a subject that is found several times (endpoints) becomes a list."""
+    result: dict[str, object] = {}
+    for finding in findings:
+        entry = {"status": finding.status, "detail": finding.detail, "fix": finding.fix}
+        earlier = result.get(finding.subject)
+        if earlier is None:
+            result[finding.subject] = entry
+        else:
+            result[finding.subject] = [*earlier, entry] if isinstance(earlier, list) else [earlier, entry]
+    return result
+
+
+def _print_table(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        for finding in findings:
+            fix = f"  (fix: {finding.fix})" if finding.fix else ""
+            print(f"{finding.status:8} {finding.subject:10} {finding.detail}{fix}")
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("subject", "status", "what was found", "fix"):
+        table.add_column(column)
+    for finding in findings:
+        status = Text(finding.status, style=_COLOURS[finding.status])
+        table.add_row(Text(finding.subject), status, Text(finding.detail), Text(finding.fix))
+    console.print(table)

@@ -1,0 +1,48 @@
+"""`hermes-rl view`: a rollouts.jsonl as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from environments.errors import UsageError
+
+HELP = "make an HTML page of a rollouts.jsonl"
+EXAMPLE = "hermes-rl view runs/demo/rollouts.jsonl --open"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verb."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="a rollouts.jsonl, or the folder of a run")
+    parser.add_argument("--output", metavar="HTML", type=Path, help="where to write (default: report.html beside FILE)")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument(
+        "--max-chars", type=int, default=20_000, metavar="N", help="cut longer texts in the middle (default: 20000)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and print where it is."""
+    from environments.runs.report import build_report
+    from environments.runs.report.html_page import UnreadableRun, find_rollouts, read_rollouts
+
+    if args.max_chars < 100:
+        raise UsageError("--max-chars must be at least 100")
+    source = find_rollouts(args.file)
+    output: Path = args.output or source.with_name("report.html")
+    try:
+        page = build_report(read_rollouts(source), title=str(source), max_chars=args.max_chars)
+    except UnreadableRun as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror or error}") from error
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+    print(output)
+    if args.open:
+        import webbrowser
+
+        webbrowser.open(output.resolve().as_uri())
+    return 0

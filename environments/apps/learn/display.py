@@ -1,0 +1,247 @@
+"""What `learn` shows while it runs: a live board on a terminal, plain lines in a pipe, JSON on request."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+import orjson
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+SPARK_WIDTH = 60
+STEP_ROWS = (
+    ("reward", "reward", None, None),
+    ("training tasks solved", "success", 0.0, 1.0),
+    ("answers that parse", "parse_rate", 0.0, 1.0),
+    ("logprob difference", "logprob_difference_mean", 0.0, None),
+    ("staleness", "staleness_mean", 0.0, None),
+    ("tokens/s", "tokens_per_s", 0.0, None),
+)
+"""Title, key, and bounds of the sparkline where they are fixed."""
+SHARES = frozenset({"success", "parse_rate"})
+
+
+class BoardShow:
+    """Redraws itself; what must stay readable afterwards (evaluations) is printed above it as lines."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._console = Console(file=out)
+        self._began = time.monotonic()
+        self._status = ""
+        self._evaluation = ""
+        self._steps: list[dict[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """The line below the table."""
+        self._status, self._evaluation = text, ""
+
+    def event(self, entry: dict[str, Any]) -> None:
+        """New figures."""
+        if entry["event"] == "evaluation":
+            self._evaluations.append(entry)
+            self._console.print(Text(f"{clock(time.monotonic() - self._began)} {sentence(entry)}"))
+        else:
+            self._steps.append(entry)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """How far the evaluation is."""
+        self._evaluation = f": {done} of {total} tasks"
+
+    def end(self, lines: Sequence[str]) -> None:
+        """Below the board, which stays as it was."""
+        self._status, self._evaluation = "", ""
+        self._live.stop()
+        for line in lines:
+            self._console.print(Text(line))
+
+    def _render(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        table.add_column("now", justify="right")
+        table.add_column("so far")
+        if self._evaluations:
+            curve = sparkline([entry["success"] for entry in self._evaluations], 0.0, 1.0)
+            table.add_row("held-out success", with_error(self._evaluations[-1]), Text(curve, style="bold green"))
+        for title, key, low, high in STEP_ROWS if self._steps else ():
+            values = [step.get(key) for step in self._steps][-SPARK_WIDTH:]
+            shown = percent(values[-1]) if key in SHARES else number(values[-1])
+            table.add_row(title, shown, Text(sparkline(values, low, high)))
+        lines: list[RenderableType] = [table]
+        if self._steps:
+            last = self._steps[-1]
+            lines.append(Text(f"step {last['step']}: {time_split(last)}", style="dim"))
+        lines.append(Text(f"{clock(time.monotonic() - self._began)} {self._status}{self._evaluation}"))
+        return Group(*lines)
+
+
+LINE_EVERY_S = 10.0
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Show(Protocol):
+    """Hears what happens."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """What goes on now."""
+
+    def event(self, entry: dict[str, Any]) -> None:
+        """A line of metrics.jsonl: a step or an evaluation."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Tasks of the evaluation that are finished."""
+
+    def end(self, lines: Sequence[str]) -> None:
+        """What came of it; said last."""
+
+
+class JsonShow:
+    """One JSON object per line."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        """As an event of its own."""
+        self.event({"event": "status", "text": text})
+
+    def event(self, entry: dict[str, Any]) -> None:
+        """As it is."""
+        self._out.write(orjson.dumps(entry).decode() + "\n")
+        self._out.flush()
+
+    def evaluating(self, done: int, total: int) -> None:
+        """As an event of its own."""
+        self.event({"event": "evaluating", "done": done, "total": total})
+
+    def end(self, lines: Sequence[str]) -> None:
+        """As an event of its own."""
+        self.event({"event": "end", "lines": list(lines)})
+
+
+class PlainShow:
+    """A line per event, and one now and then while an evaluation runs."""
+
+    def __init__(self, out: TextIO, every_s: float = LINE_EVERY_S) -> None:
+        self._out, self._every_s = out, every_s
+        self._began = self._last_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        """A line."""
+        self._last_s = time.monotonic()
+        self._out.write(f"{clock(self._last_s - self._began)} {text}\n")
+        self._out.flush()
+
+    def event(self, entry: dict[str, Any]) -> None:
+        """A line with the figures."""
+        self.say(sentence(entry))
+
+    def evaluating(self, done: int, total: int) -> None:
+        """A line, unless one was written a moment ago."""
+        if time.monotonic() - self._last_s >= self._every_s:
+            self.say(f"evaluating: {done} of {total} tasks")
+
+    def end(self, lines: Sequence[str]) -> None:
+        """As they are."""
+        self._out.write("".join(f"{line}\n" for line in lines))
+        self._out.flush()
+
+
+def show_for(as_json: bool, out: TextIO | None = None) -> Show:
+    """The kind that suits where the output goes."""
+    stream = sys.stdout if out is None else out
+    if as_json:
+        return JsonShow(stream)
+    if stream.isatty():
+        return BoardShow(stream)
+    return PlainShow(stream)
+
+
+def sentence(entry: dict[str, Any]) -> str:
+    """An event in one line."""
+    if entry["event"] == "evaluation":
+        kinds = ", ".join(f"{kind} {percent(part['success'])}" for kind, part in entry["by_kind"].items())
+        return (
+            f"evaluation after step {entry['step']}: held-out success {with_error(entry)} "
+            f"({entry['rollouts']} rollouts of {entry['items']} tasks), parse rate {percent(entry['parse_rate'])}, "
+            f"{entry['duration_s']:.0f} s [{kinds}]"
+        )
+    parts = [f"step {entry['step']}: reward {number(entry.get('reward'))}", f"success {percent(entry.get('success'))}"]
+    parts += [f"parse rate {percent(entry.get('parse_rate'))}", f"loss {number(entry.get('loss'), 4)}"]
+    parts += [f"logprob difference {number(entry.get('logprob_difference_mean'), 4)}"]
+    parts += [f"staleness {number(entry.get('staleness_mean'), 1)}"]
+    parts += [f"{number(entry.get('tokens_per_s'), 0)} tokens/s", time_split(entry)]
+    return ", ".join(parts)
+
+
+def time_split(entry: dict[str, Any]) -> str:
+    """Seconds of a step by what they went into."""
+    names = {"sampling_s": "sampling", "tools_s": "tools", "train_s": "training", "sync_s": "sync"}
+    return " ".join(f"{name} {number(entry.get(key), 1)} s" for key, name in names.items())
+
+
+def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
+    """Bars of one character each; what is missing is a blank."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    bottom, top = (min(known) if low is None else low), (max(known) if high is None else high)
+    span = (top - bottom) or 1.0
+    places = [None if v is None else min(1.0, max(0.0, (v - bottom) / span)) for v in values]
+    return "".join(" " if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)
+
+
+def percent(value: float | None) -> str:
+    """A share."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure, or a dash."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def with_error(entry: dict[str, Any]) -> str:
+    """Success with its standard error."""
+    error = entry.get("standard_error")
+    return percent(entry.get("success")) + ("" if error is None else f" ± {100 * error:.1f}")
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes:3d}:{rest:02d}"

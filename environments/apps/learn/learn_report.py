@@ -1,0 +1,137 @@
+"""report.html of a run: curves, tables and example rollouts before and after, in one file without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import orjson
+
+from agent_loop.records.record import RolloutRecord
+from environments.apps.learn.charts import all_charts
+from environments.apps.learn.display import number, percent, with_error
+from environments.apps.learn.run_folder import read_entries
+from environments.runs.report.html_page import read_rollouts
+from environments.runs.store import write_whole
+
+EXAMPLES = 8
+PAGE = Path(__file__).with_name("page.html")
+
+
+def write_report(folder: Path, path: Path, compared: Sequence[Path] = ()) -> None:
+    """Build the page of a run and put it at `path`; `compared` runs are drawn beside it."""
+    runs = {place.name: read_entries(place) for place in (folder, *compared)}
+    entries = runs[folder.name]
+    charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in all_charts(runs))
+    page = Template(PAGE.read_text("utf-8")).substitute(
+        title=escape(f"hermes-rl learn: {folder.name}"),
+        verdict=escape(verdict(entries)),
+        charts=charts,
+        kinds=_kinds(entries),
+        steps=_steps(entries),
+        examples=_examples(folder, entries),
+    )
+    write_whole(path, page.encode())
+
+
+def verdict(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What came of it, in one sentence."""
+    evaluations = [entry for entry in entries if entry["event"] == "evaluation"]
+    if not evaluations:
+        return "No evaluation yet."
+    first, last = evaluations[0], evaluations[-1]
+    if first is last:
+        return f"Held-out success after step {last['step']}: {with_error(dict(last))}; not evaluated since."
+    minutes = last["elapsed_s"] / 60
+    return (
+        f"Held-out success went from {with_error(dict(first))} to {with_error(dict(last))} "
+        f"({last['rollouts']} rollouts of {last['items']} tasks each time) in {last['step']} steps "
+        f"and {minutes:.1f} minutes; answers that parse: {percent(first['parse_rate'])} to "
+        f"{percent(last['parse_rate'])}."
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _kinds(entries: Sequence[Mapping[str, Any]]) -> str:
+    evaluations = [entry for entry in entries if entry["event"] == "evaluation"]
+    kinds = sorted({kind for entry in evaluations for kind in entry["by_kind"]})
+    rows = [[kind, *(with_error(entry["by_kind"].get(kind, {})) for entry in evaluations)] for kind in kinds]
+    return _table(["kind of task", *(f"step {entry['step']}" for entry in evaluations)], rows)
+
+
+def _steps(entries: Sequence[Mapping[str, Any]]) -> str:
+    heads = {
+        "reward": 3,
+        "loss": 4,
+        "logprob_difference_mean": 4,
+        "logprob_difference_max": 3,
+        "ratio_mean": 3,
+        "gradient_norm": 3,
+        "groups_without_signal": 0,
+        "staleness_mean": 1,
+        "tokens_per_s": 0,
+        "sampling_s": 1,
+        "tools_s": 1,
+        "train_s": 1,
+        "sync_s": 1,
+    }
+    rows = [
+        [str(entry["step"]), *(number(entry.get(key), digits) for key, digits in heads.items())]
+        for entry in entries
+        if entry["event"] == "step"
+    ]
+    return _table(["step", *(head.replace("_", " ") for head in heads)], rows)
+
+
+def _examples(folder: Path, entries: Sequence[Mapping[str, Any]]) -> str:
+    """The first answer to some held-out tasks, before and after."""
+    steps = [entry["step"] for entry in entries if entry["event"] == "evaluation"]
+    if not steps:
+        return ""
+    before, after = (_first_answers(folder / "evaluations" / f"step-{step}.jsonl") for step in (steps[0], steps[-1]))
+    rows = [
+        [_task(before[item]), _answer(before[item]), _answer(after[item])]
+        for item in list(before)[:EXAMPLES]
+        if item in after
+    ]
+    return _table(["task", f"before (step {steps[0]})", f"after (step {steps[-1]})"], rows)
+
+
+def _first_answers(path: Path) -> dict[str, RolloutRecord]:
+    found: dict[str, RolloutRecord] = {}
+    if path.is_file():
+        for record in read_rollouts(path):
+            if record.trainable:
+                found.setdefault(record.item_id, record)
+    return found
+
+
+def _task(record: RolloutRecord) -> str:
+    users = [str(message["content"]) for message in record.messages if message["role"] == "user"]
+    return users[-1] if users else record.item_id
+
+
+def _answer(record: RolloutRecord) -> str:
+    """What the model wrote, and what it was worth."""
+    sampled = [message for message in record.messages if message["role"] == "assistant"]
+    last = sampled[-1] if sampled else {}
+    calls = [call["function"] for call in last.get("tool_calls") or []]
+    text = " ".join(_call(call) for call in calls) or str(last.get("content") or "(nothing)")
+    return f"{'solved' if record.verifier_score else 'not solved'}: {text}"
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    arguments = function["arguments"]
+    try:
+        given = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+    except orjson.JSONDecodeError:
+        return str(arguments)
+    return str(given.get("command", given)) if isinstance(given, dict) else str(given)

@@ -1,0 +1,80 @@
+"""`python -m environments.apps.reference_trainer SETTINGS.json`: events as lines of JSON on standard output.
+
+Ends with its parent. SIGTERM: the step that was begun is finished and saved. Exit 2: the settings are wrong; 1: a
+neighbour was lost or the batch is bad; both said in one sentence, as an `error` event too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent_loop.local_models.cpu_model.weights import cache_dir
+from agent_loop.local_models.parent_death import die_with
+from environments.apps.reference_trainer.trainer import Stop
+from environments.apps.reference_trainer.trainer_settings import TrainerJob
+
+USAGE = "usage: python -m environments.apps.reference_trainer SETTINGS.json"
+
+
+def report(event: dict[str, Any]) -> None:
+    """One line of JSON."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def read_job(arguments: list[str]) -> TrainerJob:
+    """The settings, or SystemExit with the reason."""
+    if len(arguments) != 1:
+        raise SystemExit(USAGE)
+    try:
+        return TrainerJob.model_validate_json(Path(arguments[0]).read_text())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise SystemExit(f"{arguments[0]}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except OSError as error:
+        raise SystemExit(f"{arguments[0]}: {error.strerror}") from error
+
+
+def keep_compiled(folder: Path) -> None:
+    """Compiled programs outlive the process: a second run starts at full speed."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one job."""
+    die_with(os.getppid())
+    stop = Stop()
+    stop.on_signals()
+    try:
+        job = read_job(arguments)
+    except SystemExit as wrong:
+        report({"event": "error", "message": str(wrong)})
+        sys.stderr.write(f"{wrong}\n")
+        return 2
+    keep_compiled(job.compilation_cache or cache_dir() / "jax")
+    from environments.apps.reference_trainer.checkpoint import CheckpointMismatch
+    from environments.apps.reference_trainer.llama import UnsupportedModel
+    from environments.apps.reference_trainer.rows import BadBatch
+    from environments.apps.reference_trainer.trainer import Trainer
+    from environments.apps.reference_trainer.trainer_api import NeighbourLost
+
+    try:
+        Trainer(job, report, stop).run()
+    except (NeighbourLost, BadBatch, CheckpointMismatch, UnsupportedModel) as error:
+        report({"event": "error", "message": str(error)})
+        sys.stderr.write(f"{error}\n")
+        return 1 if isinstance(error, NeighbourLost | BadBatch) else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

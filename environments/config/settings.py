@@ -1,0 +1,162 @@
+"""Settings of an agent environment, with the names that users of the earlier system know, and of the servers it asks.
+
+`RunConfig` is what a YAML in configs/ holds: the Atropos keys `env:` and `openai:`, beside the name of the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from agent_loop.context.result_budget import ResultBudget
+from agent_loop.limits import Limits
+from agent_loop.model.backends.connections import http_address
+from agent_loop.tools.config import ToolConfig
+from environments.apps.reference_trainer.trainer_settings import TrainerSettings
+from environments.atropos.advantages import Baseline
+from environments.atropos.atropos_env import AtroposEnvConfig
+from environments.atropos.packing import SegmentPolicy
+from environments.scoring.rewards import RewardConfig
+from sandbox_pool.config import PoolConfig
+from sandbox_pool.spec import SandboxSpec
+
+ServerType = Literal[
+    "auto", "openai", "vllm", "vllm-scale-out", "vllm-generate", "sglang", "llamacpp", "cpu-model", "standin"
+]
+Verification = Literal["workspace", "layer"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ServerConfig(_Strict):
+    """One inference server. All but `openai` give training-grade tokens."""
+
+    base_url: str = ""
+    """Root of the server, with or without /v1. Not needed for `cpu-model` and `standin`, which are started here."""
+    model_name: str = "default"
+    server_type: ServerType = "auto"
+    """`auto` asks the server what it is. `openai`: any chat endpoint; rollouts without tokens, for evaluation, SFT."""
+    api_key: SecretStr | None = None
+    api_key_env: str | None = None
+    """Name of the variable that holds the key, read once at the start."""
+    tokenizer_name: str | None = None
+    """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
+    timeout_s: float = Field(default=1200.0, gt=0)
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `cpu-model` and `standin`, for instance the policy that a stand-in plays."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if url:
+            http_address(url, may_have_query=True)  # chat endpoints may need one
+        return url
+
+
+class LimitsConfig(_Strict):
+    """Limits of one rollout beside `max_agent_turns`; None is no limit."""
+
+    max_tool_calls: int | None = Field(default=None, ge=0)
+    max_sampled_tokens: int | None = Field(default=None, ge=0)
+    tool_timeout_s: float | None = Field(default=600.0, gt=0)
+    turn_timeout_s: float | None = Field(default=None, gt=0)
+    rollout_timeout_s: float | None = Field(default=1800.0, gt=0)
+    max_parallel_calls: int = Field(default=16, ge=1)
+
+    def build(self, max_turns: int) -> Limits:
+        """As the loop takes them."""
+        return Limits(max_turns=max_turns, **self.model_dump())
+
+
+class HermesAgentEnvConfig(AtroposEnvConfig):
+    """Everything about an environment but its servers. Fields of atroposlib's BaseEnvConfig keep their meaning."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools; None: terminal and file.")
+    disabled_toolsets: list[str] | None = Field(default=None, description="Taken away from what is enabled.")
+    distribution: str | None = Field(default=None, description="Draw toolsets per group from this distribution.")
+    max_agent_turns: int = Field(default=30, ge=1)
+    max_token_length: int = Field(default=32_768, gt=0, description="Tokens of the longest sequence.")
+    system_prompt: str | None = None
+    agent_temperature: float = Field(default=1.0, ge=0)
+    eval_temperature: float | None = Field(default=None, ge=0, description="For evaluate; None: agent_temperature.")
+    max_tokens_per_turn: int | None = Field(default=None, gt=0, description="Sampled tokens of one turn.")
+    max_context_tokens: int | None = Field(
+        default=None, gt=0, description="Prompts are truncated to this; None: max_token_length less one turn."
+    )
+    tool_call_parser: str = Field(default="hermes", description="Format of tool calls in the model's text.")
+    tools_in_prompt: bool = Field(default=True, description="Let the chat template write the tools' schemas.")
+    extra_body: dict[str, Any] | None = Field(default=None, description="Passed to the server with every request.")
+    terminal_timeout: float = Field(default=120.0, gt=0, description="Seconds a command may take by default.")
+    terminal_lifetime: float = Field(default=3600.0, gt=0, description="Seconds a rollout may hold its sandbox.")
+    dataset_name: str | None = None
+    dataset_split: str = "train"
+    prompt_field: str = "prompt"
+    default_result_size_chars: int = Field(default=100_000, gt=0)
+    turn_budget_chars: int = Field(default=200_000, gt=0)
+
+    pool: PoolConfig = Field(default_factory=PoolConfig)
+    sandbox: SandboxSpec = Field(default_factory=SandboxSpec, description="Slots for items that ask for nothing else.")
+    tools: ToolConfig = Field(default_factory=ToolConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    rewards: RewardConfig = Field(default_factory=RewardConfig)
+
+    segments: SegmentPolicy = Field(default="all", description="What becomes of rollouts with several segments.")
+    advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")
+    rollout_tries: int = Field(default=3, ge=1, description="Tries for a rollout that infrastructure ended.")
+    group_deadline_s: float = Field(default=3600.0, gt=0, description="No new try after so long; the group is dropped.")
+    verification: Verification = Field(
+        default="workspace",
+        description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",
+    )
+    seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
+    seeded_sampling: bool | None = Field(
+        default=None, description="Send a seed with each request; None: in process and evaluate only."
+    )
+    groups_at_once: int = Field(default=4, ge=1, description="Groups side by side in process and evaluate.")
+    eval_items: int = Field(default=64, ge=0, description="Items of one evaluation.")
+    eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
+    run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
+
+    @model_validator(mode="after")
+    def _one_choice_of_tools(self) -> HermesAgentEnvConfig:
+        if self.distribution is not None and self.enabled_toolsets is not None:
+            raise ValueError("give either `distribution` or `enabled_toolsets`, not both")
+        return self
+
+    def build_budget_config(self) -> ResultBudget:
+        """Budgets of tool results, as the loop takes them."""
+        return ResultBudget(per_result_chars=self.default_result_size_chars, per_turn_chars=self.turn_budget_chars)
+
+
+class LearnConfig(_Strict):
+    """What `hermes-rl learn` does beside training; other verbs do not look at it."""
+
+    minutes: float | None = Field(default=None, gt=0)
+    """No new step is started when the last evaluation would then end later than this; None: all steps are made."""
+    eval_every: int = Field(default=10, ge=0)
+    """Steps between two evaluations; 0: only at the start and at the end."""
+    eval_items: int | None = Field(default=None, ge=1)
+    """Held-out tasks of one evaluation: the same ones each time; None: env.eval_items."""
+    eval_samples: int | None = Field(default=None, ge=1)
+    """Rollouts of each; None: env.eval_samples."""
+
+
+class RunConfig(_Strict):
+    """One YAML of configs/: which environment, its settings, its servers; what `learn` needs on top."""
+
+    environment: str = Field(default="", description="A shipped environment, or `module:Class`.")
+    env: HermesAgentEnvConfig = Field(default_factory=HermesAgentEnvConfig)
+    openai: ServerConfig | list[ServerConfig] = Field(default_factory=lambda: ServerConfig(server_type="standin"))
+
+    learn: LearnConfig = Field(default_factory=LearnConfig)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+
+    def servers(self) -> list[ServerConfig]:
+        """The servers, however many were given."""
+        return self.openai if isinstance(self.openai, list) else [self.openai]

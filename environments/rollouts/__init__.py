@@ -1,0 +1,1 @@
+"""One rollout, one group, what each is told, and evaluation."""

@@ -1,0 +1,227 @@
+"""Statistics of a run, from its rollout records alone.
+
+Scores are verifier scores: shaping does not enter. A rollout that infrastructure ended has no score and is in no mean;
+what it would have been worth is reported as points lost. Every rollout without full score is classified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from agent_loop.records.record import RolloutRecord
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean, or None of nothing."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def clustered_standard_error(clusters: Mapping[str, Sequence[float]]) -> float | None:
+    """Standard error of the mean over all values, robust to any correlation within a cluster; None below two clusters.
+
+    sqrt(G / (G - 1)) * sqrt(sum over clusters of (sum of deviations)^2) / N. With one value per cluster this is the
+    usual standard error of the mean.
+    """
+    full = [list(values) for values in clusters.values() if values]
+    count = sum(map(len, full))
+    if len(full) < 2:
+        return None
+    centre = math.fsum(value for values in full for value in values) / count
+    squares = math.fsum(math.fsum(value - centre for value in values) ** 2 for values in full)
+    return math.sqrt(squares * len(full) / (len(full) - 1)) / count
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Chance that at least one of k samples, drawn without replacement from these, is correct (Chen et al., 2021)."""
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {correct} correct in {samples} samples is not defined")
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - math.prod((samples - correct - i) / (samples - i) for i in range(k))
+
+
+def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
+    """Mean of pass@k over tasks given as (samples, correct); tasks with fewer than k samples are left out."""
+    return mean([pass_at_k(samples, correct, k) for samples, correct in counts if samples >= k])
+
+
+FULL_SCORE = 1.0
+PASS_KS = (1, 2, 4, 8, 16, 32, 64)
+TIME_PARTS = ("model_s", "tools_s", "acquire_s", "verify_s")
+LIMIT_OUTCOMES = ("max_turns", "max_tool_calls", "max_sampled_tokens", "length", "context_overflow")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What infrastructure cost."""
+
+    rollouts: int
+    """Rollouts that it ended."""
+    share: float
+    """Of all rollouts."""
+    by_cause: dict[str, int]
+    points: float
+    """Score they were worth: each counts as the mean of its task's other rollouts, or of the slice without any."""
+    mean_if_zero: float | None
+    """The mean score if they were counted as zeros, as many systems do."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Figures of one set of rollouts."""
+
+    name: str
+    rollouts: int
+    items: int
+    scored: int
+    mean_score: float | None
+    standard_error: float | None
+    """Clustered by item."""
+    mean_reward: float | None
+    """What the trainer was given, shaping included."""
+    pass_at: dict[int, float]
+    """k -> pass@k, over items with at least k scored rollouts."""
+    outcomes: dict[str, int]
+    zeros: dict[str, int]
+    """Why rollouts have no full score: `policy: ...`, `limit: ...`, `infrastructure: ...`."""
+    losses: Losses
+    calls: dict[str, float]
+    """Totals of tool-call metrics, and rates over attempted calls."""
+    time_s: dict[str, float]
+    """Seconds per part, summed over rollouts; `other_s` is what no part accounts for."""
+    sampled_tokens: float
+    turns_mean: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run: all of it, by policy, and by category."""
+
+    overall: Slice
+    policies: tuple[Slice, ...]
+    categories: tuple[Slice, ...]
+    isolation: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def to_json(self) -> bytes:
+        """The same as JSON; the k of pass@k become strings."""
+        return orjson.dumps(self, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2)
+
+
+def classify(record: RolloutRecord) -> str | None:
+    """Why a rollout has no full score; None when it has."""
+    if not record.trainable:
+        return f"infrastructure: {record.outcome}"
+    if record.verifier_score is None:
+        return "unscored"
+    if record.verifier_score >= FULL_SCORE:
+        return None
+    if record.outcome in LIMIT_OUTCOMES:
+        return f"limit: {record.outcome}"
+    if record.metrics.get("tool_calls_attempted", 0.0) == 0.0:
+        return "policy: no tool call"
+    if record.metrics.get("tool_calls_executed_ok", 0.0) == 0.0:
+        return "policy: no call ran"
+    return "policy: partly right" if record.verifier_score > 0.0 else "policy: wrong result"
+
+
+def summarize(records: Iterable[RolloutRecord]) -> Summary:
+    """All figures of a run."""
+    rollouts = list(records)
+    return Summary(
+        overall=summarize_slice("all", rollouts),
+        policies=_by(rollouts, lambda record: record.policy),
+        categories=_by(rollouts, lambda record: record.category),
+        isolation=dict(Counter(record.isolation for record in rollouts if record.isolation)),
+    )
+
+
+def _by(records: Sequence[RolloutRecord], key: Callable[[RolloutRecord], str]) -> tuple[Slice, ...]:
+    groups: defaultdict[str, list[RolloutRecord]] = defaultdict(list)
+    for record in records:
+        groups[key(record) or "(none)"].append(record)
+    return tuple(summarize_slice(name, groups[name]) for name in sorted(groups))
+
+
+def summarize_slice(name: str, records: Sequence[RolloutRecord]) -> Slice:
+    """Figures of these rollouts."""
+    scores = _scores_by_item(records)
+    flat = _flat(scores)
+    return Slice(
+        name=name,
+        rollouts=len(records),
+        items=len(scores),
+        scored=len(flat),
+        mean_score=mean(flat),
+        standard_error=clustered_standard_error(scores),
+        mean_reward=mean([r.score for r in records if r.trainable and r.score is not None]),
+        pass_at=_passes(scores),
+        outcomes=_counted(record.outcome for record in records),
+        zeros=_counted(filter(None, map(classify, records))),
+        losses=_losses(records, scores),
+        calls=_calls(records),
+        time_s=_times(records),
+        sampled_tokens=math.fsum(record.metrics.get("sampled_tokens", 0.0) for record in records),
+        turns_mean=mean([float(len(record.turns)) for record in records]),
+    )
+
+
+def _flat(scores: dict[str, list[float]]) -> list[float]:
+    return [score for values in scores.values() for score in values]
+
+
+def _passes(scores: dict[str, list[float]]) -> dict[int, float]:
+    counts = [(len(values), sum(value >= FULL_SCORE for value in values)) for values in scores.values() if values]
+    return {k: value for k in PASS_KS if (value := mean_pass_at_k(counts, k)) is not None}
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
+
+
+def _scores_by_item(records: Sequence[RolloutRecord]) -> dict[str, list[float]]:
+    """Verifier scores of trainable rollouts; items that infrastructure took entirely keep an empty list."""
+    scores: dict[str, list[float]] = {}
+    for record in records:
+        values = scores.setdefault(record.item_id, [])
+        if record.trainable and record.verifier_score is not None:
+            values.append(record.verifier_score)
+    return scores
+
+
+def _losses(records: Sequence[RolloutRecord], scores: dict[str, list[float]]) -> Losses:
+    lost = [record for record in records if not record.trainable]
+    flat = _flat(scores)
+    overall = mean(flat) or 0.0
+    return Losses(
+        rollouts=len(lost),
+        share=len(lost) / len(records) if records else 0.0,
+        by_cause=_counted(record.outcome for record in lost),
+        points=math.fsum(mean(scores[record.item_id] or [overall]) or 0.0 for record in lost),
+        mean_if_zero=mean([*flat, *([0.0] * len(lost))]),
+    )
+
+
+def _calls(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    names = sorted({name for record in records for name in record.metrics if name.startswith("tool_calls_")})
+    totals = {name: math.fsum(record.metrics.get(name, 0.0) for record in records) for name in names}
+    attempted = totals.get("tool_calls_attempted", 0.0)
+    if attempted:
+        rates = {"valid_rate": "schema_valid", "ok_rate": "executed_ok", "repaired_rate": "repaired"}
+        totals |= {rate: totals.get(f"tool_calls_{name}", 0.0) / attempted for rate, name in rates.items()}
+    return totals
+
+
+def _times(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    parts = {part: math.fsum(record.timing.get(part, 0.0) for record in records) for part in TIME_PARTS}
+    others = (r.timing.get("total_s", 0.0) - math.fsum(r.timing.get(part, 0.0) for part in TIME_PARTS) for r in records)
+    return parts | {"other_s": math.fsum(max(0.0, other) for other in others)}

@@ -1,0 +1,84 @@
+"""`terminal_tasks` as an environment: shell and file tasks without end, checked in a fork of the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agent_loop.model.contract import Message
+from environments.base import (
+    AgentResult,
+    HermesAgentBaseEnv,
+    HermesAgentEnvConfig,
+    SandboxContext,
+    ToolContext,
+    Verdict,
+)
+from environments.terminal_tasks import TerminalTask, TerminalTasks
+
+
+class TerminalTasksConfig(HermesAgentEnvConfig):
+    """Which tasks, and how they are put to the model."""
+
+    levels: list[int] = Field(default_factory=list, description="0 (one short command) to 4; empty means all.")
+    categories: list[str] = Field(default_factory=list, description="Empty means all.")
+    kinds: list[str] = Field(default_factory=list, description="Empty means all.")
+    split: Literal["train", "eval"] = "train"
+    examples: list[Message] = Field(
+        default_factory=list, description="Messages before the task: few-shot turns for small models."
+    )
+    system_prompt: str | None = (
+        "You solve tasks in a Linux shell. Use the tools to do the work, then say briefly what you did."
+    )
+    max_agent_turns: int = Field(default=12, ge=1)
+
+
+class TerminalTasksEnv(HermesAgentBaseEnv):
+    """Shell and file tasks with deterministic verifiers."""
+
+    name = "terminal_tasks"
+    env_config_cls = TerminalTasksConfig
+    config: TerminalTasksConfig
+
+    async def setup(self) -> None:
+        """Choose the tasks; training goes on from where a checkpoint left it."""
+        self.tasks = self._stream(self.config.split)
+        self.next_task = getattr(self, "next_task", 0)
+
+    async def get_next_item(self) -> TerminalTask:
+        """The next task of the stream, which has no end."""
+        self.next_task += 1
+        return self.tasks[self.next_task - 1]
+
+    async def evaluation_items(self) -> Sequence[TerminalTask]:
+        """The first tasks of the evaluation split: always the same ones."""
+        held_out = self._stream("eval")
+        return [held_out[index] for index in range(self.config.eval_items)]
+
+    async def prepare(self, item: TerminalTask, ctx: SandboxContext) -> None:
+        """Lay the task's files out."""
+        await item.prepare(ctx)
+
+    def format_prompt(self, item: TerminalTask) -> list[Message]:
+        """Examples, then the task."""
+        return [*self.config.examples, {"role": "user", "content": item.prompt}]
+
+    async def compute_reward(self, item: TerminalTask, result: AgentResult, ctx: ToolContext) -> Verdict:
+        """What the files say, not what the agent says."""
+        return await item.verify(ctx)
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Where in the stream training is."""
+        return {"next_task": self.next_task}
+
+    def restore_checkpoint(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.next_task = int(state["next_task"])
+
+    def _stream(self, split: str) -> TerminalTasks:
+        config = self.config
+        return TerminalTasks(
+            split, levels=config.levels, categories=config.categories, kinds=config.kinds, seed=config.seed
+        )

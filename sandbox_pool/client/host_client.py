@@ -1,0 +1,178 @@
+"""A host as its owner sees it: lease, release, snapshots, health. One connection, any number of sandboxes over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox_pool.client.connection import Connection, Dial, dial
+from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.server.serving import wire
+from sandbox_pool.spec import SandboxSpec
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """What a slot server says of itself."""
+
+    protocol: int
+    server_version: str
+    host_id: str
+    pid: int
+    slots: int
+    isolation: str
+    """namespaces, landlock, uid or plain."""
+    isolation_reason: str
+    missing: tuple[str, ...] = ()
+    """Limits that can not be enforced there, e.g. memory."""
+    rejected: tuple[tuple[str, str], ...] = ()
+    """Stronger levels with the reason why each was refused."""
+    variant: str = ""
+    """Of `namespaces`: root, rootless or nouser."""
+    helper: str = "compiled"
+
+
+@dataclass(frozen=True)
+class HostHealth:
+    """A moment's view of a host."""
+
+    scratch_free_mb: int
+    scratch_total_mb: int
+    states: dict[str, int] = field(default_factory=dict)
+    """Number of slots by state."""
+    uptime_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ResetReport:
+    """Whether a slot was proven clean after a lease; one that was not is quarantined by its server."""
+
+    clean: bool
+    problems: tuple[str, ...]
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """One slot as its server sees it."""
+
+    slot: int
+    state: str
+    """free, leased, resetting or quarantined"""
+    epoch: int
+    task_id: str
+
+
+class HostClient:
+    """Connection to one slot server."""
+
+    def __init__(self, connection: Connection, info: HostInfo) -> None:
+        self._connection = connection
+        self.info = info
+        self._workdirs: dict[tuple[int, int], str] = {}
+
+    @classmethod
+    async def connect(cls, address: str, token: str, *, timeout_s: float = 10.0, dial: Dial = dial) -> HostClient:
+        """Connect and authenticate. Raises SandboxLost when nobody answers, ProtocolError when refused."""
+        connection = await Connection.open(address, timeout_s, dial)
+        try:
+            async with asyncio.timeout(timeout_s):
+                hello = {"op": "hello", "protocol": wire.PROTOCOL, "token": token}
+                header, _ = await connection.call(hello)
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection, _host_info(header))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone, lost or closed."""
+        return self._connection.failure is not None
+
+    async def _ask(self, op: str, **values: Any) -> dict[str, Any]:
+        header, _ = await self._connection.call({"op": op, **values})
+        return header
+
+    async def health(self) -> HostHealth:
+        """Scratch space and slots, now."""
+        header = await self._ask("health")
+        return HostHealth(header["scratch_free_mb"], header["scratch_total_mb"], header["states"], header["uptime_s"])
+
+    async def slots(self) -> list[SlotState]:
+        """Every slot of the host."""
+        header = await self._ask("slots")
+        return [SlotState(**slot) for slot in header["slots"]]
+
+    async def lease(self, slot: int, *, task_id: str, spec: SandboxSpec, snapshot: str | None = None) -> int:
+        """Prepare a free slot for a task; returns the epoch that every call on its sandbox carries."""
+        fields = spec.model_dump(mode="json", exclude={"files"})
+        header = await self._ask("lease", slot=slot, task_id=task_id, spec=fields, snapshot=snapshot)
+        epoch = int(header["epoch"])
+        self._workdirs[slot, epoch] = header["workdir"]
+        if spec.files and snapshot is None:
+            try:
+                sandbox = self.sandbox(slot, epoch, task_id=task_id, spec=spec)
+                for path, content in spec.files.items():
+                    await sandbox.write_file(path, content)
+            except BaseException:
+                await asyncio.shield(self.release(slot, epoch))
+                raise
+        return epoch
+
+    def sandbox(self, slot: int, epoch: int, *, task_id: str, spec: SandboxSpec) -> Sandbox:
+        """The sandbox of a lease."""
+        workdir = self._workdirs.get((slot, epoch), spec.workdir)
+        return Sandbox(
+            self._connection, slot, epoch, task_id=task_id, spec=spec, isolation=self.info.isolation, workdir=workdir
+        )
+
+    async def release(self, slot: int, epoch: int) -> ResetReport:
+        """End a lease: the slot is killed, dropped, rebuilt and proven clean, or quarantined."""
+        header = await self._ask("release", slot=slot, epoch=epoch)
+        self._workdirs.pop((slot, epoch), None)
+        return ResetReport(header["clean"], tuple(header["problems"]), header["duration_s"])
+
+    async def drop_snapshot(self, snapshot: str) -> None:
+        """Free a snapshot; forks that run from it are not disturbed."""
+        await self._ask("drop_snapshot", snapshot=snapshot)
+
+    async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        """A snapshot as bytes, to be imported on another host."""
+        stream = self._connection.stream({"op": "export_snapshot", "snapshot": snapshot})
+        async for chunk in stream:
+            yield chunk
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes]) -> str:
+        """The inverse of `export_snapshot`; returns the snapshot's id on this host."""
+        header, _ = await self._connection.call({"op": "import_snapshot"}, chunks=chunks)
+        return str(header["snapshot"])
+
+    async def shutdown(self) -> None:
+        """Have the server clean everything and exit."""
+        await self._ask("shutdown")
+
+    async def close(self) -> None:
+        """Disconnect; the server goes on until its owner's time is up."""
+        await self._connection.close()
+
+    def on_lost(self, callback: Callable[[Exception], None]) -> None:
+        """Called once when the connection is lost; not after `close`."""
+        self._connection.on_lost(callback)
+
+
+def _host_info(header: dict[str, Any]) -> HostInfo:
+    return HostInfo(
+        protocol=header["protocol"],
+        server_version=header["server_version"],
+        host_id=header["host_id"],
+        pid=header["pid"],
+        slots=header["slots"],
+        isolation=header["isolation"],
+        isolation_reason=header["isolation_reason"],
+        missing=tuple(header["missing"]),
+        rejected=tuple((name, why) for name, why in header["rejected"]),
+        variant=header["variant"],
+        helper=header["helper"],
+    )

@@ -1,0 +1,215 @@
+"""A leased slot as a task sees it: commands, files, background processes, snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandbox_pool.client.process import Process
+from sandbox_pool.client.trees import is_tree, pack_local, unpack_local
+from sandbox_pool.errors import SandboxFileError
+from sandbox_pool.results import ExecResult, FileStat, Truncation
+
+if TYPE_CHECKING:
+    from sandbox_pool.client.connection import Connection, Header
+    from sandbox_pool.spec import SandboxSpec
+
+INLINE_BYTES = 1 << 20
+"""Content up to this size travels in the request itself."""
+
+
+class Sandbox:
+    """Handle on one lease. Every call carries its epoch: once the slot is taken back, all of them raise StaleLease."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        slot: int,
+        epoch: int,
+        *,
+        task_id: str,
+        spec: SandboxSpec,
+        isolation: str,
+        workdir: str,
+    ) -> None:
+        self._connection = connection
+        self.slot = slot
+        self.epoch = epoch
+        self.task_id = task_id
+        self.spec = spec
+        self.isolation = isolation
+        self.workdir = workdir
+        """Where commands start, as they see it; differs from `spec.workdir` where slots have no root of their own."""
+
+    def _header(self, op: str, **values: Any) -> Header:
+        return {"op": op, "slot": self.slot, "epoch": self.epoch, **values}
+
+    async def _ask(self, op: str, **values: Any) -> Header:
+        header, _ = await self._connection.call(self._header(op, **values))
+        return header
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        merge_stderr: bool = True,
+        max_output_chars: int = 50_000,
+        on_activity: Callable[[float], None] | None = None,
+        request_id: str | None = None,
+    ) -> ExecResult:
+        """Run a command in bash, in the state the last one left.
+
+        Cancelling this kills the command with everything it started. `env` holds for this command only. The same
+        `request_id` again returns the recorded outcome and runs nothing. `on_activity` gets the elapsed seconds about
+        every 10 s while the command is alive.
+        """
+        text = command.encode("utf-8", "surrogateescape")
+        data = b"" if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
+        header = self._header(
+            "exec",
+            rid=request_id or uuid.uuid4().hex,
+            command=len(text),
+            max_chars=max_output_chars,
+            merge=merge_stderr,
+        )
+        if timeout_s is not None:
+            header["timeout_ms"] = max(1, round(timeout_s * 1000))
+        if cwd is not None:
+            header["cwd"] = cwd
+        if env:
+            header["env"] = dict(env)
+        if stdin is not None:
+            header["stdin"] = True
+        on_event = None if on_activity is None else _activity(on_activity)
+        reply, body = await self._connection.call(header, text + data, on_event=on_event)
+        return _exec_result(reply, body)
+
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Content of a regular file, or a part of it."""
+        header = self._header("read", path=path, offset=offset, length=length)
+        return b"".join([chunk async for chunk in self._connection.stream(header)])
+
+    async def write_file(self, path: str, data: bytes | str, *, mode: int | None = None) -> None:
+        """Replace a file atomically, making its parents. An existing file keeps its mode unless one is given."""
+        content = data.encode() if isinstance(data, str) else data
+        header = self._header("write", rid=uuid.uuid4().hex, path=path, size=len(content), mode=mode)
+        if len(content) <= INLINE_BYTES:
+            await self._connection.call(header, content)
+            return
+        header["stream"] = True
+        await self._connection.call(header, chunks=_pieces(content))
+
+    async def stat(self, path: str) -> FileStat | None:
+        """What is at `path`, links not followed; None when nothing is."""
+        try:
+            header = await self._ask("stat", path=path)
+        except SandboxFileError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise
+        return _file_stat(header)
+
+    async def list_dir(self, path: str) -> list[tuple[str, FileStat]]:
+        """Entries of a directory by name."""
+        header = await self._ask("list", path=path)
+        return [(entry["name"], _file_stat(entry)) for entry in header["entries"]]
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or an empty directory; with `recursive` a whole tree. Links are removed, not followed."""
+        await self._ask("remove", rid=uuid.uuid4().hex, path=path, recursive=recursive)
+
+    async def upload(self, local: Path | str, remote: str) -> None:
+        """Copy a local file or tree into the slot. To a path ending in `/`, or to a directory, it goes inside of it."""
+        source = Path(local)
+        into, name = remote, ""
+        if not is_tree(source):
+            parent, _, name = (await self._inside(remote, source.name)).rpartition("/")
+            into = parent or ("/" if remote.startswith("/") else ".")
+        chunks = pack_local(source, name)
+        await self._connection.call(self._header("unpack", rid=uuid.uuid4().hex, path=into), chunks=chunks)
+
+    async def _inside(self, remote: str, name: str) -> str:
+        if not remote.endswith("/"):
+            found = await self.stat(remote)
+            if found is None or found.kind != "dir":
+                return remote
+        return f"{remote.rstrip('/')}/{name}"
+
+    async def download(self, remote: str, local: Path | str) -> None:
+        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside of it."""
+        await unpack_local(self._connection.stream(self._header("pack", path=remote)), Path(local), remote)
+
+    async def spawn(
+        self, command: str, *, pty: bool = False, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start a background process, on a terminal of its own when `pty` is set."""
+        header = self._header("spawn", rid=uuid.uuid4().hex, pty=pty, cwd=cwd, env=dict(env or {}))
+        reply, _ = await self._connection.call(header, command.encode("utf-8", "surrogateescape"))
+        return Process(self._connection, self._header, reply["process"], reply["pid"])
+
+    async def processes(self) -> list[Process]:
+        """Background processes of this lease, ended ones too."""
+        header = await self._ask("processes")
+        return [Process(self._connection, self._header, item["process"], item["pid"]) for item in header["processes"]]
+
+    async def stop_processes(self) -> int:
+        """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
+        return int((await self._ask("stop_processes"))["count"])
+
+    async def snapshot(self) -> str:
+        """Keep the files as they are now, for other leases to start from; returns its id on this host."""
+        return str((await self._ask("snapshot", rid=uuid.uuid4().hex))["snapshot"])
+
+    @contextlib.asynccontextmanager
+    async def serve(self, path: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
+        """Listen on a unix socket in the slot; each line a program sends there is answered by `handler`.
+
+        When the handler raises, the answer is `{"error": ...}` with the kind of the exception; the log has the rest.
+        """
+        from sandbox_pool.client.bridge import Bridge
+
+        bridge = Bridge(self._connection, self._header("serve", path=path), handler)
+        await bridge.open()
+        try:
+            yield
+        finally:
+            await bridge.close()
+
+
+def _activity(callback: Callable[[float], None]) -> Callable[[Header, bytes], None]:
+    def on_event(header: Header, _body: bytes) -> None:
+        if header.get("ev") == "alive":
+            callback(float(header["s"]))
+
+    return on_event
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), INLINE_BYTES):
+        yield data[start : start + INLINE_BYTES]
+
+
+def _file_stat(header: Mapping[str, Any]) -> FileStat:
+    return FileStat(header["kind"], header["size"], header["mode"], header["mtime_ns"])
+
+
+def _exec_result(reply: Header, body: bytes) -> ExecResult:
+    cut = reply["cut"].get("out") or reply["cut"].get("err")
+    return ExecResult(
+        exit_code=reply["code"],
+        output=body[: reply["out"]].decode(),
+        stderr=body[reply["out"] :].decode(),
+        timed_out=reply["timed_out"],
+        signal=reply["signal"],
+        cwd=reply["cwd"],
+        duration_s=reply["us"] / 1e6,
+        truncation=Truncation(cut["total"], cut["omitted"], cut["log"]) if cut else None,
+    )

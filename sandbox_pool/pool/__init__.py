@@ -1,0 +1,1 @@
+"""The pool: hosts, slots, leases and those who wait for them."""

@@ -1,0 +1,196 @@
+"""One slot server as the pool sees it: which slots are free, who holds the others, and whether it may serve more.
+
+    free -> leased -> resetting -> free
+                          \\-> quarantined -> host replaced
+
+Every slot is in exactly one of these sets at any time; all changes happen in the pool's own loop. Health is kept apart:
+it only decides whether new leases are given, never what becomes of those that are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sandbox_pool.errors import SandboxLost
+from sandbox_pool.pool.scaling import HostView
+from sandbox_pool.providers.base import Dials, Host, Provider
+from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from sandbox_pool.client.host_client import HostClient, HostHealth
+
+Connect = Callable[[str, str], Awaitable["HostClient"]]
+"""Reach a slot server: address, token -> connection."""
+
+
+async def connect(address: str, token: str) -> HostClient:
+    """Reach a slot server the ordinary way."""
+    from sandbox_pool.client.host_client import HostClient
+
+    return await HostClient.connect(address, token)
+
+
+def connect_through(provider: Provider) -> Connect:
+    """How the slot servers of this provider are reached."""
+    if not isinstance(provider, Dials):
+        return connect
+    dial = provider.dial
+
+    async def dialled(address: str, token: str) -> HostClient:
+        from sandbox_pool.client.host_client import HostClient
+
+        return await HostClient.connect(address, token, dial=dial)
+
+    return dialled
+
+
+@dataclass(frozen=True, eq=False)
+class Grant:
+    """A slot that a task holds: enough to reach it from any loop and to give it back."""
+
+    host: PooledHost
+    slot: int
+    epoch: int
+    task_id: str
+    spec: SandboxSpec
+    workdir: str
+    """Where commands start, as they see it."""
+    since_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class PooledHost:
+    """State of one host. `state` is starting, ready, condemned (serves its leases out, gets no more) or gone."""
+
+    name: str
+    key: str
+    spec: SandboxSpec
+    connect: Connect = connect
+    adopted: bool = False
+    """Found running, left by a dead pool, instead of being created."""
+    state: str = "starting"
+    host: Host | None = None
+    client: HostClient | None = None
+    free: list[int] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+    """Given to a waiter, not leased at the server yet."""
+    grants: dict[int, Grant] = field(default_factory=dict)
+    resetting: set[int] = field(default_factory=set)
+    quarantined: dict[int, str] = field(default_factory=dict)
+    served: set[int] = field(default_factory=set)
+    snapshots: set[str] = field(default_factory=set)
+    health: HostHealth | None = None
+    health_failures: int = 0
+    unwell: str = ""
+    """Why no new lease is given although the host is up; empty when all is well."""
+    scratch_full: bool = False
+    since_s: float = field(default_factory=time.monotonic)
+    idle_since_s: float = field(default_factory=time.monotonic)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _clients: dict[asyncio.AbstractEventLoop, HostClient] = field(default_factory=dict)
+
+    @property
+    def serves(self) -> bool:
+        """Whether new leases may be given."""
+        return self.state == "ready" and not self.unwell
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody holds or is about to hold a slot."""
+        return bool(self.taken or self.grants or self.resetting)
+
+    def take(self, slot: int | None = None) -> int:
+        """Reserve a free slot: the one used last, whose pages are warm."""
+        if slot is None:
+            slot = self.free.pop()
+        else:
+            self.free.remove(slot)
+        self.taken.add(slot)
+        return slot
+
+    def put_back(self, slot: int) -> None:
+        """A reserved slot was not used, or a reset slot is proven clean."""
+        self.taken.discard(slot)
+        self.resetting.discard(slot)
+        if self.state != "gone":
+            self.free.append(slot)
+        self._touch()
+
+    def leased(self, grant: Grant) -> bool:
+        """A reserved slot is leased now; True when it had served somebody before."""
+        self.taken.discard(grant.slot)
+        self.grants[grant.slot] = grant
+        reused = grant.slot in self.served
+        self.served.add(grant.slot)
+        return reused
+
+    def give_up(self, grant: Grant) -> bool:
+        """The lease is over and the slot must be reset; False when it was over already."""
+        if self.grants.get(grant.slot) is not grant:
+            return False
+        del self.grants[grant.slot]
+        self.resetting.add(grant.slot)
+        return True
+
+    def quarantine(self, slot: int, reason: str) -> None:
+        """The slot could not be proven clean: never leased again, and the host with it."""
+        self.taken.discard(slot)
+        self.resetting.discard(slot)
+        self.quarantined[slot] = reason
+        if self.state == "ready":
+            self.state = "condemned"
+        self._touch()
+
+    def _touch(self) -> None:
+        if not self.busy:
+            self.idle_since_s = time.monotonic()
+
+    def view(self) -> HostView:
+        """For scaling."""
+        resting = self.state == "ready" and not self.busy and not self.snapshots
+        idle = time.monotonic() - self.idle_since_s if resting else None
+        return HostView(self.name, self.key, self.state == "starting", len(self.free) if self.serves else 0, idle)
+
+    async def client_here(self) -> HostClient:
+        """A connection that belongs to the running loop; loops other than the pool's own get theirs on first use."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            if self.host is None or self.state == "gone":
+                raise SandboxLost(f"the host {self.name} is gone")
+            client = await self.connect(self.host.address, self.host.token)
+            raced = self._clients.get(loop)
+            if raced is not None:
+                await client.close()
+                return raced
+            self._clients[loop] = client
+            for ended in [each for each in list(self._clients) if each.is_closed()]:
+                self._drop_client(ended)
+            client.on_lost(lambda _: self._drop_client(loop))
+        return client
+
+    def _drop_client(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._clients.pop(loop, None)
+
+    def adopt_client(self, client: HostClient) -> None:
+        """The connection of the pool's own loop."""
+        self.client = client
+        self._clients[asyncio.get_running_loop()] = client
+
+    def client_is_dead(self) -> bool:
+        """Whether the pool's own connection is gone, so that nothing can be asked of the host any more."""
+        return self.client is None or self.client.closed
+
+    async def close_clients(self) -> None:
+        """Close every connection, each in the loop it belongs to."""
+        here = asyncio.get_running_loop()
+        clients, self._clients = self._clients, {}
+        for loop, client in clients.items():
+            if loop is here:
+                await client.close()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(client.close(), loop)

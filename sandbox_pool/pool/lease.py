@@ -1,0 +1,101 @@
+"""A sandbox held until it is released, and the request for one, which can be awaited or entered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.errors import SandboxLost
+from sandbox_pool.results import ExecResult
+
+if TYPE_CHECKING:
+    from sandbox_pool.client.host_client import HostClient
+    from sandbox_pool.pool.host import Grant
+    from sandbox_pool.pool.pool import SlotPool
+    from sandbox_pool.providers.base import Host
+
+ANSWER_GRACE_S = 30.0
+
+
+class Lease(Sandbox):
+    """A sandbox that belongs to one task. Once it was released or taken back, calls raise `StaleLease`."""
+
+    def __init__(self, pool: SlotPool, client: HostClient, grant: Grant) -> None:
+        super().__init__(
+            client.sandbox(grant.slot, grant.epoch, task_id=grant.task_id, spec=grant.spec)._connection,
+            grant.slot,
+            grant.epoch,
+            task_id=grant.task_id,
+            spec=grant.spec,
+            isolation=client.info.isolation,
+            workdir=grant.workdir,
+        )
+        self.host_info = client.info
+        self._pool = pool
+        self._grant = grant
+
+    @property
+    def host(self) -> str:
+        """Name of the host the slot is on."""
+        return self._grant.host.name
+
+    @property
+    def endpoint(self) -> Host:
+        """Address and token of that host, for tools that speak to it directly."""
+        assert self._grant.host.host is not None
+        return self._grant.host.host
+
+    async def exec(self, command: str, *, timeout_s: float | None = None, **options: Any) -> ExecResult:
+        """As `Sandbox.exec`; the pool keeps the latency for its metrics.
+
+        The server enforces the timeout. One that does not answer well after it is not there any more: `SandboxLost`.
+        """
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + ANSWER_GRACE_S):
+                result = await super().exec(command, timeout_s=timeout_s, **options)
+        except TimeoutError as error:
+            raise SandboxLost(f"{self.host} gave no answer {ANSWER_GRACE_S:g} s after the command's timeout") from error
+        self._pool.metrics.observe("exec", time.monotonic() - began_s)
+        return result
+
+    async def snapshot(self) -> str:
+        """As `Sandbox.snapshot`; the pool learns where it is, so that `lease_from` can use it."""
+        return self._pool.remember_snapshot(await super().snapshot(), self._grant)
+
+    async def release(self) -> None:
+        """Give the slot back; returns when its processes are gone and its files are dropped. Safe to call twice."""
+        await self._pool.release(self._grant)
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+class LeaseRequest:
+    """What `pool.lease` returns: `async with` holds the sandbox for a block, `await` gives it to you to `release`."""
+
+    def __init__(self, acquire: Callable[[], Awaitable[Lease]]) -> None:
+        self._acquire = acquire
+        self._lease: Lease | None = None
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await self._acquire()
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            await self._lease.release()

@@ -1,0 +1,91 @@
+"""Where snapshots are: on the host they were made on, and copied to another when a task must run there."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from sandbox_pool.errors import SandboxError, SandboxLost
+from sandbox_pool.pool.host import PooledHost
+from sandbox_pool.spec import SandboxSpec
+
+
+@dataclass(eq=False)
+class _Snapshot:
+    spec: SandboxSpec
+    copies: dict[PooledHost, str] = field(default_factory=dict)
+    """The id under which each host has it."""
+    copying: dict[PooledHost, asyncio.Task[str]] = field(default_factory=dict)
+
+
+class SnapshotLocator:
+    """Where one snapshot can be used, for the task that wants to start from it."""
+
+    def __init__(self, name: str, snapshot: _Snapshot) -> None:
+        self._name = name
+        self._snapshot = snapshot
+
+    def is_on(self, host: PooledHost) -> bool:
+        """Whether this host has it already."""
+        return host in self._snapshot.copies
+
+    async def place(self, host: PooledHost) -> str:
+        """The snapshot's id on this host; copied there first when need be, once however many ask."""
+        snapshot = self._snapshot
+        if host in snapshot.copies:
+            return snapshot.copies[host]
+        task = snapshot.copying.get(host)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._copy(host))
+            snapshot.copying[host] = task
+            task.add_done_callback(lambda _: snapshot.copying.pop(host, None))
+        return await asyncio.shield(task)
+
+    async def _copy(self, host: PooledHost) -> str:
+        source = next((other for other in self._snapshot.copies if other.state in ("ready", "condemned")), None)
+        if source is None or source.client is None or host.client is None:
+            raise SandboxLost(f"the snapshot {self._name} went away with its host")
+        copy = await host.client.import_snapshot(source.client.export_snapshot(self._snapshot.copies[source]))
+        self._snapshot.copies[host] = copy
+        host.snapshots.add(copy)
+        return copy
+
+
+class SnapshotStore:
+    """All snapshots that leases of this pool have made."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[str, _Snapshot] = {}
+
+    def add(self, snapshot: str, host: PooledHost, spec: SandboxSpec) -> str:
+        """A lease on this host made it. Its name in the pool: hosts number theirs alike. Safe from any thread."""
+        name = f"{host.name}/{snapshot}"
+        self._snapshots[name] = _Snapshot(spec, {host: snapshot})
+        host.snapshots.add(snapshot)
+        return name
+
+    def spec_of(self, name: str) -> SandboxSpec:
+        """The spec of the slot it was made in; whoever starts from it gets the same."""
+        return self._find(name).spec
+
+    def locator(self, name: str) -> SnapshotLocator:
+        """For the dispatcher; raises when no living host has it."""
+        snapshot = self._find(name)
+        for host in [host for host in snapshot.copies if host.state == "gone"]:
+            del snapshot.copies[host]
+        if not snapshot.copies:
+            raise SandboxLost(f"the snapshot {name} went away with its host")
+        return SnapshotLocator(name, snapshot)
+
+    async def drop(self, name: str) -> None:
+        """Free it everywhere."""
+        snapshot = self._snapshots.pop(name, None)
+        for host, copy in (snapshot.copies if snapshot else {}).items():
+            host.snapshots.discard(copy)
+            if host.state != "gone" and host.client is not None:
+                await host.client.drop_snapshot(copy)
+
+    def _find(self, name: str) -> _Snapshot:
+        if name not in self._snapshots:
+            raise SandboxError(f"there is no snapshot {name!r} in this pool")
+        return self._snapshots[name]

@@ -1,0 +1,1 @@
+"""Hosts in Modal sandboxes."""

@@ -1,0 +1,195 @@
+"""Hosts in Modal sandboxes: each one sandbox with a slot server, reached through a TLS tunnel or an exec.
+
+    start   build the image once, create the sandbox under the host's name, hand token and slot server to its loader
+            the same way, and ask it who it is
+    watch   one long poll per sandbox; one that has ended, for whatever reason, is a lost host
+    stop    terminate by handle or by name, and wait until Modal says that it is over
+    list    every sandbox of the app with our tag, with the owner from its tags
+
+A create takes Modal seconds; so a sandbox has many slots, and a task takes one of them in milliseconds. Nothing that
+Modal stores is secret: arguments name hashes of token and server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import modal
+
+from sandbox_pool.client.connection import dial
+from sandbox_pool.errors import HostStartFailed, SandboxLost
+from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.providers.modal.modal_calls import ModalFault, ModalMissing, ask
+from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
+from sandbox_pool.providers.modal.modal_images import ImageName, Images, named_secret
+from sandbox_pool.providers.modal.modal_options import ModalOptions
+from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, Box, Sandboxes
+from sandbox_pool.providers.remote_start import bring_to_life, loader_text, packed_server, token_hash
+from sandbox_pool.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+CREATES_PER_S = 4.0
+"""Modal refuses more than 5 creates per second of a workspace unless something else was agreed."""
+SCRATCH = Path("/var")
+Records = list[HostRecord]
+
+
+class ModalProvider:
+    """Starts slot servers in Modal sandboxes."""
+
+    adopts = True
+    create_interval_s = 1 / CREATES_PER_S
+
+    def __init__(self, context: ProviderContext, options: Mapping[str, Any]) -> None:
+        self._context = context
+        self._options = ModalOptions.resolve(options)
+        ImageName.parse(self._options.image)
+        self._images = Images(self._options)
+        self._sandboxes = Sandboxes(self._options)
+        self._tell_lost: Callable[[str, str], None] = lambda name, reason: None
+        self._program: tuple[bytes, str] | None = None
+        self._app_found: Any = None
+        self._guarded: set[str] = set()
+        self._tunnelled = self._options.tunnelled
+        self._exec_path = ExecPath()
+
+    def host_key(self, spec: SandboxSpec) -> str:
+        """A server builds each slot for the spec of its lease; only image and secrets belong to the sandbox."""
+        text = repr((self._image(spec), self._options.secrets))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
+        """Part of ReportsLoss."""
+        self._tell_lost = callback
+
+    async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
+        """Part of Dials: through a tunnel, or through an exec."""
+        return await (self._exec_path.dial if ExecPath.knows(address) else dial)(protocol, address)
+
+    async def start(self, name: str, spec: SandboxSpec) -> Host:
+        """Create the host's sandbox, or find the one of this name."""
+        try:
+            box = await self._sandboxes.start(name, lambda: self._arguments(name, spec))
+            if box.ended.done():
+                raise SandboxLost(f"{name}: {box.ended.result()}")
+            address = await self._address(box)
+        except ModalFault as error:
+            raise HostStartFailed(f"{name}: {error}") from error
+        token = self._context.token(name)
+        try:
+            async with asyncio.timeout(self._options.ready_timeout_s):
+                await box.unless_ended(bring_to_life(name, address, token, self._server()[0], self.dial))
+        except TimeoutError as error:
+            hint = "; can this machine reach Modal's tunnels? `data_path: exec` needs none" if self._tunnelled else ""
+            raise HostStartFailed(
+                f"{name}: the slot server in {box.sandbox.object_id} did not answer at {address} in "
+                f"{self._options.ready_timeout_s:g} s{hint}"
+            ) from error
+        self._guard(box)
+        return Host(
+            name,
+            address,
+            token,
+            identity=box.sandbox.object_id,
+            expires_at_s=box.expires_at_s,
+            drain_s=self._options.drain_s,
+        )
+
+    async def stop(self, name: str) -> None:
+        """Terminate the host's sandbox and wait until it is over. Raises when that cannot be confirmed."""
+        self._guarded.discard(name)
+        await self._sandboxes.stop(name)
+        self._exec_path.drop(name)
+
+    async def list(self) -> Records:
+        """Every host of this project in the app that runs, whoever started it."""
+        try:
+            app = await self._app(create=False)
+        except ModalMissing:
+            return []
+        return [
+            HostRecord(tags.get(TAG_HOST, sandbox_id), tags.get(TAG_OWNER, ""), "running", detail=sandbox_id)
+            for sandbox_id, tags in await self._sandboxes.listed(app.app_id)
+        ]
+
+    async def close(self) -> None:
+        """End what was being made, and stop watching."""
+        self._guarded.clear()
+        await self._exec_path.close()
+        await self._images.close()
+        await self._sandboxes.close()
+
+    def _guard(self, box: Box) -> None:
+        """Tell when the sandbox ends, unless it is stopped before."""
+
+        def tell(ended: asyncio.Task[str]) -> None:
+            if box.name in self._guarded:
+                self._guarded.discard(box.name)
+                self._tell_lost(box.name, ended.result())
+
+        if box.name not in self._guarded:
+            self._guarded.add(box.name)
+            box.ended.add_done_callback(tell)
+
+    def _image(self, spec: SandboxSpec) -> str | None:
+        """The image of sandboxes for this spec; a directory as an image is for the slot server itself."""
+        named = spec.image if spec.image and not spec.image.startswith("/") else None
+        return named or self._options.image
+
+    def _server(self) -> tuple[bytes, str]:
+        if self._program is None:
+            self._program = packed_server()
+        return self._program
+
+    async def _app(self, *, create: bool) -> Any:
+        if self._app_found is None:
+            options = self._options
+            looking = modal.App.lookup.aio(options.app, environment_name=options.environment, create_if_missing=create)
+            self._app_found = await ask(f"app {options.app}", looking, options.api_timeout_s)
+        return self._app_found
+
+    async def _arguments(self, name: str, spec: SandboxSpec) -> Mapping[str, Any]:
+        """What `Sandbox.create` is called with."""
+        app, image = await self._app(create=True), self._image(spec)
+        sha256 = (await asyncio.to_thread(self._server))[1]
+        return {
+            "command": self._command(name, image, sha256),
+            "app": app,
+            "image": await self._images.built(image, app),
+            "secrets": [named_secret(each, self._options) for each in self._options.secrets],
+            "tags": {TAG_OWNER: self._context.owner},
+            **self._options.create_arguments(),
+        }
+
+    def _command(self, name: str, image: str | None, sha256: str) -> tuple[str, ...]:
+        """The loader and what it needs to know; not as variables: with GPUs they cost a secret per create."""
+        options, context = self._options, self._context
+        variables = {
+            "HRL_BIND": "0.0.0.0" if self._tunnelled else "127.0.0.1",
+            "HRL_PORT": options.port,
+            "HRL_SCRATCH": (context.scratch_dir or SCRATCH) / "hermes-rl",
+            "HRL_SERVER_SHA256": sha256,
+            "HRL_TOKEN_SHA256": token_hash(context.token(name)),
+            "HRL_LOAD_S": f"{options.ready_timeout_s:g}",
+        }
+        server = context.server_arguments(name, options.level, image)
+        settings = [f"{key}={value}" for key, value in variables.items()]
+        return "env", *settings, options.python, "-c", loader_text(), *server
+
+    async def _address(self, box: Box) -> str:
+        if not self._tunnelled:
+            target = f"tcp:127.0.0.1:{self._options.port}"
+            inside = ExecHost(box.sandbox, target, box.expires_at_s, self._options.python)
+            return self._exec_path.add(box.name, inside)
+        asking = box.sandbox.tunnels.aio(timeout=int(self._options.api_timeout_s))
+        tunnels = await ask(f"tunnels of {box.name}", asking, self._options.api_timeout_s)
+        if self._options.port not in tunnels:
+            raise HostStartFailed(f"{box.name}: Modal gave {box.sandbox.object_id} no tunnel to {self._options.port}")
+        host, port = tunnels[self._options.port].tls_socket
+        return f"tls:{host}:{port}"

@@ -1,0 +1,1 @@
+"""How a slot is kept apart from the host and from other slots."""

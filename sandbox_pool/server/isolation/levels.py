@@ -1,0 +1,161 @@
+"""Isolation levels: what each one asks of the kernel, and which one this place allows, found by building a slot.
+
+Nothing is concluded from version numbers or the environment. Strongest first; every level that was refused is reported
+with the step that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..faults import SlotError
+from .mask import visible_parts
+
+UID_RANGE = 65_536
+RUN_UIDS = range(20_000, 60_000, 1_000)
+"""First ids of the blocks of which a server takes one, where a slot is a user of the host."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One way to isolate a slot."""
+
+    name: str
+    """namespaces, landlock, uid or plain: what `min_isolation` compares."""
+    variant: str
+    user_ns: bool = False
+    namespaces: bool = False
+    idmap: bool = False
+    landlock: bool = False
+    seccomp: bool = False
+    own_uid: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name for people and for `--level`."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+
+LEVELS: tuple[Level, ...] = (
+    Level("namespaces", "root", user_ns=True, namespaces=True, idmap=True, seccomp=True),
+    Level("namespaces", "rootless", user_ns=True, namespaces=True, seccomp=True),
+    Level("namespaces", "nouser", namespaces=True, seccomp=True),
+    Level("landlock", "", landlock=True, seccomp=True, own_uid=True),
+    Level("uid", "", seccomp=True, own_uid=True),
+    Level("plain", ""),
+)
+RANK = {"namespaces": 3, "landlock": 2, "uid": 1, "plain": 0}
+
+
+def candidates(forced: str | None) -> Sequence[Level]:
+    """Levels worth trying as this user: the kernel refuses root's levels to others, some make no sense as root."""
+    if forced is not None:
+        chosen = [level for level in LEVELS if forced in (level.label, level.name)]
+        if not chosen:
+            raise SlotError(
+                "refused", f"unknown isolation level {forced!r}; known: {', '.join(x.label for x in LEVELS)}"
+            )
+        return chosen
+    root = os.geteuid() == 0
+    skipped = {"namespaces-rootless"} if root else {"namespaces-root", "namespaces-nouser", "uid"}
+    return [level for level in LEVELS if level.label not in skipped]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where slots are built on this host."""
+
+    scratch: str
+    layers: str
+    """Directory for overlay layers."""
+    mask: str
+    """Layer that hides what of the host's root is nobody's business."""
+    opaque: frozenset[str]
+    """Attributes by which the mask could mark its directories."""
+    uid_base: int
+    """First id of the ranges that slots with a user namespace are mapped to."""
+    run_uid_base: int
+    """First id of slots that are users of the host."""
+
+
+def choose_uids(scratch: str) -> tuple[int, int]:
+    """`uid_base` and `run_uid_base` of a server, apart from those of other servers on this host."""
+    number = int(hashlib.sha1(scratch.encode()).hexdigest()[:8], 16)
+    used = _owners_of_processes()
+    blocks = [RUN_UIDS[(number + i) % len(RUN_UIDS)] for i in range(len(RUN_UIDS))]
+    free = [block for block in blocks if not any(block <= uid < block + RUN_UIDS.step for uid in used)]
+    return UID_RANGE * (16 + number % 100 * 600), (free or blocks)[0]
+
+
+def _owners_of_processes() -> set[int]:
+    owners = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                owners.add(entry.stat().st_uid)
+    return owners
+
+
+def slot_root(place: Place, index: int) -> str:
+    """Directory of a slot at the levels without a mount namespace."""
+    return os.path.join(place.scratch, "slots", str(index))
+
+
+def run_uid(level: Level, place: Place, index: int) -> int | None:
+    """The user id of a slot's commands where a slot is a user; None where it is not."""
+    return place.run_uid_base + index if level.own_uid and os.geteuid() == 0 else None
+
+
+def build_fields(
+    level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
+) -> list[tuple[str, Any]]:
+    """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
+    no_network = spec.get("network", "none") == "none"
+    pids = spec.get("pids")
+    by_user = level.user_ns or run_uid(level, place, index) is not None
+    fields: list[tuple[str, Any]] = [
+        ("hostname", f"slot{index}"),
+        ("namespaces", level.namespaces),
+        ("user_ns", level.user_ns),
+        ("net_ns", level.namespaces and no_network),
+        ("idmap", level.idmap),
+        ("seccomp", level.seccomp),
+        ("landlock", level.landlock),
+        ("no_inet", level.landlock and no_network),
+        ("max_processes", pids + 8 if pids and by_user else None),
+    ]
+    if level.namespaces:
+        return fields + _own_root(level, place, index, spec, layers)
+    return fields + _shared_root(level, place, index)
+
+
+def _own_root(
+    level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
+) -> list[tuple[str, Any]]:
+    image, disk_mb = spec.get("image"), spec.get("disk_mb")
+    in_parts = level.variant == "rootless" and not image
+    roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
+    return [
+        *(("layer", path) for path in [*layers, *roots]),
+        *(("part", name) for name in (visible_parts() if in_parts else ())),
+        ("workdir", spec.get("workdir") or "/workspace"),
+        ("home", "/root"),
+        ("upper_size", f"{disk_mb}m" if disk_mb else None),
+        ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
+        ("uid_count", UID_RANGE if level.idmap else 1),
+    ]
+
+
+def _shared_root(level: Level, place: Place, index: int) -> list[tuple[str, Any]]:
+    root = slot_root(place, index)
+    return [
+        ("root", root),
+        ("workdir", os.path.join(root, "workspace")),
+        ("home", os.path.join(root, "home")),
+        ("run_uid", run_uid(level, place, index)),
+    ]

@@ -1,0 +1,251 @@
+"""What the server does for a client: every operation of PROTOCOL.md, checked against lease epoch and request id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ..faults import SlotError
+from ..slots.channel import Message
+from ..slots.instance import Instance
+from ..slots.jobs import Job
+from ..slots.layer_snapshots import SnapshotStore
+from ..slots.slots import Slot, Slots
+from . import file_requests as filehandlers
+from . import process_requests as processes
+from . import wire
+from .peer import Connection, Request
+from .slot_bridge import open_bridge
+
+SERVER_VERSION = "0.1.0"
+
+
+Reply = tuple[dict[str, Any], bytes]
+SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
+KEEPER_GRACE_S = 3.0
+"""A keeper that has not ended its command so long after it should have is killed with it."""
+START_ATTEMPTS = 3
+MAX_OUTCOMES = 1024
+"""Recorded outcomes per lease; a client that repeats a request does so soon."""
+
+
+class Service:
+    """The operations, and who is connected."""
+
+    def __init__(
+        self, token: str, slots: Slots, snapshots: SnapshotStore, facts: Mapping[str, Any], scratch: str
+    ) -> None:
+        self.token = token
+        self.slots = slots
+        self.snapshots = snapshots
+        self._facts = dict(facts)
+        self._scratch = scratch
+        self._started = time.monotonic()
+        self.connections: set[Connection] = set()
+        self.last_seen = time.monotonic()
+        self.stopping = asyncio.Event()
+        self.own_image: str | None = None
+        """The container image this server runs in: a spec that names it asks for the root that is there already."""
+        self._host_ops: dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]] = {
+            "health": self._health,
+            "slots": self._slots,
+            "lease": self._lease,
+            "release": self._release,
+            "shutdown": self._shutdown,
+            "drop_snapshot": self._drop_snapshot,
+            "export_snapshot": self._export_snapshot,
+            "import_snapshot": self._import_snapshot,
+        }
+        self._slot_ops: dict[str, SlotHandler] = {
+            "exec": _exec,
+            "stop_processes": _stop_processes,
+            "snapshot": self._snapshot,
+            "serve": open_bridge,
+            **filehandlers.HANDLERS,
+            **processes.HANDLERS,
+        }
+
+    def info(self) -> dict[str, Any]:
+        """What a client is told after its token was accepted."""
+        return {
+            "protocol": wire.PROTOCOL,
+            "server_version": SERVER_VERSION,
+            "pid": os.getpid(),
+            "slots": len(self.slots.all),
+            **self._facts,
+        }
+
+    def connected(self, connection: Connection) -> None:
+        """A client showed its token."""
+        self.connections.add(connection)
+        self.last_seen = time.monotonic()
+
+    def disconnected(self, connection: Connection) -> None:
+        """A client went away; the owner's time to come back starts now."""
+        self.connections.discard(connection)
+        self.last_seen = time.monotonic()
+
+    def report_fault(self, error: BaseException) -> None:
+        """To the server's own log."""
+        traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+
+    async def handle(self, connection: Connection, request: Request, body: bytes) -> Reply:
+        """Dispatch one request."""
+        op = str(request.header.get("op"))
+        host_op = self._host_ops.get(op)
+        if host_op is not None:
+            return await host_op(connection, request, body)
+        slot_op = self._slot_ops.get(op)
+        if slot_op is None:
+            raise SlotError("protocol", f"unknown operation {op!r}")
+        slot = self.slots.get(int(request.header["slot"]), int(request.header["epoch"]))
+        instance = slot.instance
+        if instance is None:
+            raise SlotError("lost", f"slot {slot.index} has no process")
+        identity = request.header.get("rid")
+        if identity is None:
+            return await slot_op(slot, instance, request, body)
+        return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
+
+    async def _health(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
+        usage = shutil.disk_usage(self._scratch)
+        states: dict[str, int] = {}
+        for slot in self.slots.all:
+            states[slot.state] = states.get(slot.state, 0) + 1
+        return {
+            "scratch_free_mb": usage.free >> 20,
+            "scratch_total_mb": usage.total >> 20,
+            "states": states,
+            "uptime_s": time.monotonic() - self._started,
+        }, b""
+
+    async def _slots(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
+        return {"slots": [slot.report() for slot in self.slots.all]}, b""
+
+    async def _lease(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+        header = request.header
+        layers: Sequence[str] = ()
+        if header.get("snapshot"):
+            layers = self.snapshots.layers(str(header["snapshot"]))
+        spec = dict(header["spec"])
+        if self.own_image is not None and spec.get("image") == self.own_image:
+            spec["image"] = None
+        lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
+        # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
+        slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
+        if header.get("snapshot"):
+            await self._restore(str(header["snapshot"]), slot)
+        assert slot.instance is not None
+        return {"epoch": slot.epoch, "workdir": slot.instance.workdir}, b""
+
+    async def _restore(self, snapshot: str, slot: Slot) -> None:
+        try:
+            await self.snapshots.restore(snapshot, slot)
+        except BaseException:
+            await self.slots.release(slot.index, slot.epoch)
+            raise
+
+    async def _release(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+        header = request.header
+        report = self.slots.release(int(header["slot"]), int(header["epoch"]))
+        result = await asyncio.shield(asyncio.ensure_future(report))
+        self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
+        return result, b""
+
+    async def _shutdown(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
+        self.stopping.set()
+        return {}, b""
+
+    async def _snapshot(self, slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
+        return {"snapshot": await self.snapshots.take(slot, instance)}, b""
+
+    async def _drop_snapshot(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+        self.snapshots.drop(str(request.header["snapshot"]), {path for slot in self.slots.all for path in slot.layers})
+        return {}, b""
+
+    async def _export_snapshot(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+        await self.snapshots.export(str(request.header["snapshot"]), request.push_data)
+        return {}, b""
+
+    async def _import_snapshot(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+        return {"snapshot": await self.snapshots.import_(request.next_chunk)}, b""
+
+
+async def _once(slot: Slot, identity: str, run: Callable[[], Awaitable[Reply]]) -> Reply:
+    """The recorded outcome when this id was seen before; else run it and record it."""
+    known = slot.outcomes.get(identity)
+    if known is not None:
+        return await asyncio.shield(known)
+    outcome: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    slot.outcomes[identity] = outcome
+    if len(slot.outcomes) > MAX_OUTCOMES:
+        slot.outcomes.pop(next(iter(slot.outcomes)))
+    try:
+        reply = await run()
+    except asyncio.CancelledError:
+        outcome.set_exception(SlotError("cancelled", "this request was cancelled"))
+        outcome.exception()  # recorded for whoever asks again; nobody may
+        raise
+    except Exception as error:
+        outcome.set_exception(error)
+        outcome.exception()
+        raise
+    outcome.set_result(reply)
+    return reply
+
+
+async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
+    try:
+        return await asyncio.shield(lease)
+    except asyncio.CancelledError:
+        slot = await lease
+        await slots.release(slot.index, slot.epoch)
+        raise
+
+
+async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
+    header = request.header
+    split = int(header.get("command", len(body)))
+    command, stdin = body[:split].decode("utf-8", "surrogateescape"), body[split:]
+    for _ in range(START_ATTEMPTS):
+        job, log = instance.start(header, command, stdin)
+        message = await _run(instance, job, request)
+        if job.ran:  # else its shell was killed while it waited, and nothing has been done
+            break
+    return instance.finish(header, job, log, message)
+
+
+async def _run(instance: Instance, job: Job, request: Request) -> Message:
+    """Until the command ends; its keeper is not relied upon to end it in time."""
+    job.on_alive = lambda elapsed_s: request.push("alive", s=elapsed_s)
+    loop = asyncio.get_running_loop()
+    timeout_ms = int(request.header.get("timeout_ms") or 0)
+    overdue = loop.call_later(timeout_ms / 1000 + KEEPER_GRACE_S, job.drop) if timeout_ms else None
+    try:
+        return await job.outcome()
+    except asyncio.CancelledError:
+        job.kill()
+        late = loop.call_later(KEEPER_GRACE_S, job.drop)
+        await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
+        late.cancel()
+        raise
+    finally:
+        if overdue is not None:
+            overdue.cancel()
+
+
+async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
+    count = await instance.kill_all()
+    instance.warm_up()
+    return {"count": count}, b""
+
+
+def owner_gone(service: Service, ttl_s: float | None) -> bool:
+    """Whether no client has been here for longer than the owner is given."""
+    return bool(ttl_s and not service.connections and time.monotonic() - service.last_seen > ttl_s)

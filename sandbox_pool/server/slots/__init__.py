@@ -1,0 +1,1 @@
+"""Slots, and the commands that run in them."""

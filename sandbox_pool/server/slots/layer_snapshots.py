@@ -1,0 +1,213 @@
+"""Snapshots: the writable layer of a slot, kept as a read-only layer that any number of forks start from at no cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..faults import SlotError
+from ..isolation.levels import Level, Place, run_uid
+from .file_worker import Worker
+from .instance import Instance
+from .slots import Slot
+from .zygote import Zygote
+
+_RECORD = struct.Struct("!cI")
+"""Of an exported snapshot: m (description), d (data of the current layer), n (layer complete)."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a fork starts from."""
+
+    layers: tuple[str, ...]
+    """Directories, topmost first."""
+    state: bytes
+    cwd: str
+    previous: str
+    root: str = ""
+    """The slot's directory where slots have no root of their own; paths in the state begin with it."""
+
+
+class SnapshotStore:
+    """Snapshots of this host, below its scratch directory."""
+
+    def __init__(self, place: Place, zygote: Zygote, level: Level) -> None:
+        directory = os.path.join(place.layers, "snapshots")
+        self._place = place
+        self._directory = directory
+        self._zygote = zygote
+        self._level = level
+        self._layer_fields = [("layer", 1), ("userxattr", int(level.user_ns))]
+        self._snapshots: dict[str, Snapshot] = {}
+        self._numbers = itertools.count(1)
+        os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o711 if level.namespaces else 0o700)
+
+    def _find(self, name: str) -> Snapshot:
+        if name not in self._snapshots:
+            raise SlotError("refused", f"no snapshot {name!r} on this host")
+        return self._snapshots[name]
+
+    def layers(self, name: str) -> tuple[str, ...]:
+        """Layers a fork of this snapshot is built on."""
+        layers = self._find(name).layers
+        return layers if self._level.namespaces else ()
+
+    async def restore(self, name: str, slot: Slot) -> None:
+        """Give a fork the shell state of the original, and its files where they could not be a layer."""
+        snapshot, instance = self._find(name), slot.instance
+        assert instance is not None
+        state, cwd, previous = snapshot.state, snapshot.cwd, snapshot.previous
+        if not self._level.namespaces:
+            root = os.path.dirname(instance.workdir)
+            state = state.replace(snapshot.root.encode(), root.encode())
+            cwd, previous = cwd.replace(snapshot.root, root), previous.replace(snapshot.root, root)
+            with self._host_worker("pack", snapshot.layers[0]) as source:
+                await source.status()
+                owner = run_uid(self._level, self._place, slot.index)
+                await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
+        instance.restore(state, cwd, previous)
+
+    def _new_directory(self) -> str:
+        """Hidden while it is filled, so that collecting leaves it alone."""
+        return os.path.join(self._directory, f".{os.getpid()}-{next(self._numbers)}")
+
+    def _host_worker(self, do: str, path: str, *fields: tuple[str, Any]) -> Worker:
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
+            self._zygote.start_worker(values, fd)
+
+        return Worker(start, [("do", do), *self._layer_fields, *fields], path)
+
+    async def take(self, slot: Slot, instance: Instance) -> str:
+        """Copy the writable layer of a slot."""
+        target = self._new_directory()
+        with self._pack_slot(instance) as source:
+            await source.status()
+            try:
+                await self._unpack(target, source.read)
+            except BaseException:
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+        base = slot.layers if self._level.namespaces else ()
+        layers = (*self._publish([target]), *base)
+        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
+        return self._add(Snapshot(layers, instance.state, instance.cwd, instance.previous, root))
+
+    def _pack_slot(self, instance: Instance) -> Worker:
+        if not self._level.namespaces:
+            return self._host_worker("pack", os.path.dirname(instance.workdir))
+
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
+            instance.control.send("file", values, fds=[fd])
+
+        return Worker(start, [("do", "pack"), *self._layer_fields], "")
+
+    async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
+        with self._host_worker("unpack", target, *fields) as worker:
+            await worker.status()
+            while True:
+                data = await read()
+                if not data or not await worker.send(data):
+                    break
+            await worker.status()
+
+    def _add(self, snapshot: Snapshot) -> str:
+        name = os.path.basename(snapshot.layers[0])
+        self._snapshots[name] = snapshot
+        return name
+
+    def drop(self, name: str, in_use: set[str]) -> None:
+        """Forget a snapshot; its layers go when no slot and no other snapshot stands on them."""
+        self._snapshots.pop(name, None)
+        self.collect(in_use)
+
+    def collect(self, in_use: set[str]) -> None:
+        """Remove layers nobody needs."""
+        needed = {path for snapshot in self._snapshots.values() for path in snapshot.layers} | in_use
+        for entry in os.listdir(self._directory):
+            path = os.path.join(self._directory, entry)
+            if path not in needed and not entry.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+
+    async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """The snapshot as a byte stream for another host."""
+        snapshot = self._find(name)
+        description = {
+            "layers": len(snapshot.layers),
+            "cwd": snapshot.cwd,
+            "previous": snapshot.previous,
+            "root": snapshot.root,
+        }
+        text = json.dumps(description).encode() + b"\0" + snapshot.state
+        await send(_RECORD.pack(b"m", len(text)) + text)
+        for layer in snapshot.layers:
+            with self._host_worker("pack", layer) as worker:
+                await worker.status()
+                while True:
+                    data = await worker.read()
+                    if not data:
+                        break
+                    await send(_RECORD.pack(b"d", len(data)) + data)
+            await send(_RECORD.pack(b"n", 0))
+
+    async def import_(self, receive: Callable[[], Awaitable[bytes | None]]) -> str:
+        """The inverse of `export`."""
+        records = RecordReader(receive)
+        kind, text = await records.next()
+        if kind != b"m":
+            raise SlotError("protocol", "not an exported snapshot")
+        description, _, state = text.partition(b"\0")
+        facts = json.loads(description)
+        layers: list[str] = []
+        try:
+            for _ in range(int(facts["layers"])):
+                layers.append(self._new_directory())
+                await self._unpack(layers[-1], records.layer)
+        except BaseException:
+            for layer in layers:
+                shutil.rmtree(layer, ignore_errors=True)
+            raise
+        return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"], facts["root"]))
+
+    def _publish(self, layers: Sequence[str]) -> tuple[str, ...]:
+        """Give complete layers their visible names."""
+        final = []
+        for layer in layers:
+            path = os.path.join(self._directory, os.path.basename(layer).lstrip("."))
+            os.rename(layer, path)
+            final.append(path)
+        return tuple(final)
+
+
+class RecordReader:
+    """Cuts an exported stream into its records, however it was chunked on the way."""
+
+    def __init__(self, receive: Callable[[], Awaitable[bytes | None]]) -> None:
+        self._receive = receive
+        self._buffer = b""
+
+    async def _take(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = await self._receive()
+            if data is None:
+                raise SlotError("protocol", "the snapshot ended too early")
+            self._buffer += data
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken
+
+    async def next(self) -> tuple[bytes, bytes]:
+        """Kind and content of the next record."""
+        kind, size = _RECORD.unpack(await self._take(_RECORD.size))
+        return kind, await self._take(size)
+
+    async def layer(self) -> bytes:
+        """Data of the current layer; empty at its end."""
+        kind, data = await self.next()
+        return b"" if kind == b"n" else data

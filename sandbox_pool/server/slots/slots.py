@@ -1,0 +1,241 @@
+"""Slots and their life: free -> leased -> resetting -> free, or quarantined when a reset can not prove itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..faults import SlotError
+from ..isolation import levels as isolation
+from ..isolation.cgroups import Cgroups
+from ..isolation.levels import Level, Place
+from ..isolation.shared_memory import remove_shared_of
+from .channel import Message
+from .instance import Instance, check_env
+from .zygote import BuildError, Zygote, slot_fields
+
+KILL_TIMEOUT_S = 10.0
+
+
+class Slot:
+    """One place for one task at a time."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.state = "free"
+        self.epoch = 0
+        self.task_id = ""
+        self.instance: Instance | None = None
+        self.shape = ""
+        """What the built instance was built for; another shape needs another instance."""
+        self.used = False
+        self.outcomes: dict[str, asyncio.Future[Any]] = {}
+        self.layers: tuple[str, ...] = ()
+        self.lock = asyncio.Lock()
+
+    def report(self) -> dict[str, Any]:
+        """As listed to clients."""
+        return {"slot": self.index, "state": self.state, "epoch": self.epoch, "task_id": self.task_id}
+
+
+def shape_of(spec: Mapping[str, Any], layers: Sequence[str]) -> str:
+    """Everything that is fixed when a slot is built."""
+    keys = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "workdir")
+    return json.dumps([{key: spec.get(key) for key in keys}, list(layers)], sort_keys=True)
+
+
+class Builder:
+    """Builds and destroys instances at one isolation level."""
+
+    def __init__(self, zygote: Zygote, level: Level, place: Place, cgroups: Cgroups) -> None:
+        self.zygote = zygote
+        self.level = level
+        self.place = place
+        self.cgroups = cgroups
+        self.expected_mounts: dict[str, int] = {}
+
+    async def build(self, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
+        """A new instance that proved to be empty."""
+        self._check_image(spec.get("image"))
+        fields = isolation.build_fields(self.level, self.place, index, spec, layers)
+        fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
+        if "memory" in self.cgroups.missing and spec.get("memory_mb"):
+            fields.append(("max_memory_bytes", spec["memory_mb"] << 20))  # per process: better than no limit at all
+        if not self.level.namespaces:
+            self._make_directories(index)
+        pid, control = await self.zygote.create(slot_fields(fields))
+        values = dict(fields)
+        instance = Instance(
+            pid,
+            control,
+            workdir=str(values["workdir"]),
+            alias="" if self.level.namespaces else str(spec.get("workdir") or "/workspace").rstrip("/"),
+            home=str(values["home"]),
+            log_dir=os.path.join(str(values.get("root") or "/"), "tmp/hermes-exec"),
+            env=self._environment(index, spec),
+        )
+        try:
+            report = await instance.ready()
+            self._prove_empty(report)
+        except BaseException:
+            await self.destroy(instance, index)
+            raise
+        return instance
+
+    def _check_image(self, image: str | None) -> None:
+        if image and not (self.level.namespaces and os.path.isdir(image)):
+            raise BuildError(f"image {image!r} is not a directory this server can use as a root")
+
+    def _environment(self, index: int, spec: Mapping[str, Any]) -> dict[str, str]:
+        env = dict(spec.get("env") or {})
+        if not self.level.namespaces:
+            env.setdefault("TMPDIR", os.path.join(isolation.slot_root(self.place, index), "tmp"))
+        return env
+
+    def _make_directories(self, index: int) -> None:
+        root = isolation.slot_root(self.place, index)
+        owner = isolation.run_uid(self.level, self.place, index)
+        uid = -1 if owner is None else owner
+        for name in ("", "workspace", "home", "tmp"):
+            path = os.path.join(root, name)
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, 0o700)
+            os.chown(path, uid, uid)
+
+    def _prove_empty(self, report: Message) -> None:
+        if not self.level.namespaces:
+            return
+        problems = []
+        if report.number("processes") != 1:
+            problems.append(f"{report.number('processes')} processes in a new slot")
+        if report.number("upper_entries"):
+            problems.append(f"{report.number('upper_entries')} entries in a new layer")
+        mounts = report.number("mounts")
+        expected = self.expected_mounts.setdefault(self.level.label, mounts)
+        if mounts != expected:
+            problems.append(f"{mounts} mounts instead of {expected}")
+        if problems:
+            raise BuildError("; ".join(problems))
+
+    async def destroy(self, instance: Instance, index: int) -> list[str]:
+        """Kill an instance with all it holds; returns what could not be proven gone."""
+        problems: list[str] = []
+        if not self.level.namespaces and not instance.lost:
+            instance.give_up_jobs("the slot was given back")  # before they end: their callers get no exit code
+            with contextlib.suppress(SlotError, asyncio.TimeoutError):
+                await asyncio.wait_for(instance.kill_all(), KILL_TIMEOUT_S)
+        instance.close()
+        self.zygote.kill(instance.pid)
+        try:
+            await asyncio.wait_for(self.zygote.wait_dead(instance.pid), KILL_TIMEOUT_S)
+            self.zygote.forget(instance.pid)
+        except TimeoutError:
+            problems.append(f"init {instance.pid} did not die")
+        left = self.cgroups.processes(index)
+        if left:
+            problems.append(f"processes left: {left[:5]}")
+        if not self.level.namespaces:
+            problems += self._remove_directories(index)
+        return problems
+
+    def _remove_directories(self, index: int) -> list[str]:
+        root = isolation.slot_root(self.place, index)
+        failures: list[str] = []
+        shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
+        owner = isolation.run_uid(self.level, self.place, index)
+        if owner is not None:
+            failures += remove_shared_of(owner)
+        return [f"not removed: {path}" for path in failures[:5]]
+
+
+class Slots:
+    """All slots of this server."""
+
+    def __init__(self, count: int, builder: Builder) -> None:
+        self.all = [Slot(index) for index in range(count)]
+        self.builder = builder
+
+    def get(self, index: int, epoch: int) -> Slot:
+        """The slot, for the holder of this epoch only."""
+        slot = self._at(index)
+        if slot.state != "leased" or slot.epoch != epoch:
+            raise SlotError(
+                "stale", f"slot {index} is {slot.state} with epoch {slot.epoch}; the lease of epoch {epoch} is over"
+            )
+        return slot
+
+    def _at(self, index: int) -> Slot:
+        if not 0 <= index < len(self.all):
+            raise SlotError("refused", f"no slot {index}; this host has {len(self.all)}")
+        return self.all[index]
+
+    async def lease(self, index: int, task_id: str, spec: Mapping[str, Any], layers: Sequence[str]) -> Slot:
+        """Give a free slot to a task, built for its spec."""
+        slot = self._at(index)
+        if slot.state != "free":
+            raise SlotError("refused", f"slot {index} is {slot.state}, not free")
+        slot.state = "leased"
+        slot.epoch += 1
+        slot.task_id = task_id
+        slot.layers = tuple(layers)
+        try:
+            await self._fit(slot, spec, layers)
+        except BaseException as error:
+            await self._abandon(slot)
+            if isinstance(error, (BuildError, OSError)):
+                raise SlotError("refused", f"slot {index} could not be built: {error}") from error
+            raise
+        return slot
+
+    async def _fit(self, slot: Slot, spec: Mapping[str, Any], layers: Sequence[str]) -> None:
+        shape = shape_of(spec, layers)
+        if slot.instance is not None and (slot.shape != shape or slot.instance.lost):
+            problems = await self.builder.destroy(slot.instance, slot.index)
+            slot.instance = None
+            if problems:
+                raise BuildError("; ".join(problems))
+        if slot.instance is None:
+            slot.instance = await self.builder.build(slot.index, spec, layers)
+            slot.shape = shape
+        slot.instance.set_environment(check_env(spec.get("env")))
+        slot.instance.warm_up()
+
+    async def _abandon(self, slot: Slot) -> None:
+        """A lease that failed leaves nothing built."""
+        instance, slot.instance = slot.instance, None
+        problems = await self.builder.destroy(instance, slot.index) if instance is not None else []
+        slot.state = "quarantined" if problems else "free"
+        slot.task_id = ""
+
+    async def release(self, index: int, epoch: int) -> dict[str, Any]:
+        """Reset: kill, drop the layer, build anew, and prove it. A slot that can not prove it is never leased again."""
+        slot = self.get(index, epoch)
+        started = time.monotonic()
+        slot.state = "resetting"
+        slot.outcomes.clear()
+        instance, slot.instance = slot.instance, None
+        problems: list[str] = []
+        try:
+            if instance is not None:
+                problems = await self.builder.destroy(instance, index)
+            if not problems and self.builder.level.namespaces and not slot.layers:
+                slot.instance = await self.builder.build(index, json.loads(slot.shape)[0], ())
+                slot.shape = shape_of(json.loads(slot.shape)[0], ())
+        except (TimeoutError, BuildError, OSError) as error:
+            problems.append(str(error) or type(error).__name__)
+        slot.state = "quarantined" if problems else "free"
+        slot.task_id = ""
+        return {"clean": not problems, "problems": problems, "duration_s": time.monotonic() - started}
+
+    async def close(self) -> None:
+        """Destroy everything that is built."""
+        for slot in self.all:
+            instance, slot.instance = slot.instance, None
+            if instance is not None:
+                await self.builder.destroy(instance, slot.index)

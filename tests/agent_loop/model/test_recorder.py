@@ -1,0 +1,226 @@
+"""The recorder: ids are kept, glue is written once, and what failed leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from agent_loop.local_models.standin import chatml_tokenizer
+from agent_loop.local_models.standin.chatml import chatml_template
+from agent_loop.local_models.standin.policies import call
+from agent_loop.model.backends.backend import Generation
+from agent_loop.model.contract import ModelUnavailable, Sampling
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
+from agent_loop.model.tokens.template import TemplateRefused
+from tool_parsers import get_parser
+
+TEMPLATE = probe_template(chatml_tokenizer())
+START, END = 1, 2
+HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "t", "description": "d", "parameters": {"type": "object"}}}]
+
+
+class Scripted:
+    """A backend that samples given texts; None fails the request."""
+
+    def __init__(self, *texts: str | None, end: Sequence[int] = (END,)) -> None:
+        self.texts = list(texts)
+        self.end = list(end)
+        self.prompts: list[list[int]] = []
+        self.stop_ids: list[int] = []
+
+    async def generate(self, prompt_ids, sampling, *, stop_ids=()) -> Generation:
+        self.prompts.append(list(prompt_ids))
+        self.stop_ids = list(stop_ids)
+        text = self.texts.pop(0)
+        if text is None:
+            raise ModelUnavailable("down")
+        ids = TEMPLATE.encode(text) + self.end
+        return Generation(ids, [-0.5] * len(ids), "stop" if self.end else "length", "step-3")
+
+    async def close(self) -> None:
+        pass
+
+
+def result(text: str, number: int = 0):
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": text}
+
+
+def recorder(backend, **options) -> Recorder:
+    return Recorder(backend, TEMPLATE, get_parser("hermes"), **options)
+
+
+async def test_a_turn_is_parsed_and_counted():
+    text = "<think>\nhm\n</think>\n\nLet me see.\n" + call("t", {"a": 1})
+    conversation = recorder(Scripted(text)).open(HELLO, TOOLS)
+    expected = conversation.prompt_tokens()
+    turn = await conversation.sample(Sampling())
+    assert (turn.reasoning, turn.content.strip()) == ("hm", "Let me see.")
+    assert [(c.name, c.arguments) for c in turn.calls] == [("t", {"a": 1})]
+    assert turn.raw_text == text
+    assert turn.finish_reason == "stop"
+    assert turn.prompt_tokens == expected
+    assert turn.sampled_tokens == len(TEMPLATE.encode(text)) + 1
+
+
+async def test_a_prompt_that_opens_the_thinking_block_makes_the_turn_begin_with_thinking():
+    opened = chatml_template().replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
+    template = probe_template(chatml_tokenizer(), opened)
+    backend = Scripted("hm\n</think>\n\nanswer")
+    turn = await Recorder(backend, template, get_parser("hermes")).open(HELLO, TOOLS).sample(Sampling())
+    assert TEMPLATE.decode(backend.prompts[0]).endswith("<think>\n")
+    assert (turn.reasoning, turn.content) == ("hm", "answer")
+
+
+async def test_malformed_markup_is_told_and_not_taken_for_an_answer():
+    conversation = recorder(Scripted("<tool_call>\nnot json\n</tool_call>")).open(HELLO, TOOLS)
+    turn = await conversation.sample(Sampling())
+    assert turn.malformed or any(c.error for c in turn.calls)
+
+
+async def test_the_next_prompt_is_everything_before_plus_the_glue():
+    backend = Scripted(call("t", {}), "done")
+    conversation = recorder(backend).open(HELLO, TOOLS)
+    await conversation.sample(Sampling())
+    conversation.append([result("out")])
+    await conversation.sample(Sampling())
+    first, second = backend.prompts
+    sampled = [*TEMPLATE.encode(call("t", {})), END]
+    assert second[: len(first) + len(sampled)] == first + sampled
+    glue = TEMPLATE.decode(second[len(first) + len(sampled) :])
+    assert glue == "\n<|im_start|>user\n<tool_response>\nout\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_results_appended_one_by_one_are_merged_like_results_appended_together():
+    prompts = []
+    for batches in ([[result("a"), result("b", 1)]], [[result("a")], [result("b", 1)]]):
+        backend = Scripted(call("t", {}) + call("t", {}), "done")
+        conversation = recorder(backend).open(HELLO, TOOLS)
+        await conversation.sample(Sampling())
+        for batch in batches:
+            conversation.append(batch)
+            conversation.prompt_tokens()
+        await conversation.sample(Sampling())
+        prompts.append(backend.prompts[-1])
+    assert prompts[0] == prompts[1]
+
+
+async def test_a_failed_request_can_be_made_again_and_sends_the_same_prompt():
+    backend = Scripted(call("t", {}), None, None, "done")
+    conversation = recorder(backend).open(HELLO, TOOLS)
+    await conversation.sample(Sampling())
+    conversation.append([result("out")])
+    for _ in range(2):
+        with pytest.raises(ModelUnavailable):
+            await conversation.sample(Sampling())
+    await conversation.sample(Sampling())
+    assert backend.prompts[1] == backend.prompts[2] == backend.prompts[3]
+    assert len(conversation.sampled_calls()) == 2
+
+
+async def test_a_turn_cut_short_gets_its_end_from_the_glue_and_it_is_not_trained():
+    backend = Scripted("half a sen", "done", end=())
+    conversation = recorder(backend).open(HELLO, TOOLS)
+    turn = await conversation.sample(Sampling())
+    assert turn.finish_reason == "length"
+    conversation.append([{"role": "user", "content": "go on"}])
+    await conversation.sample(Sampling())
+    (segment,) = conversation.segments()
+    end = len(backend.prompts[0]) + len(TEMPLATE.encode("half a sen"))
+    assert segment.tokens[end] == END
+    assert segment.masks[end] == -100
+
+
+async def test_restart_opens_a_segment_and_no_token_is_trained_twice():
+    backend = Scripted("one", "two", "three")
+    conversation = recorder(backend).open(HELLO, TOOLS)
+    await conversation.sample(Sampling())
+    conversation.append([{"role": "user", "content": "more"}])
+    await conversation.sample(Sampling())
+    view = [*HELLO, {"role": "assistant", "content": "two"}, {"role": "user", "content": "again"}]
+    conversation.restart(view)
+    await conversation.sample(Sampling())
+    segments = conversation.segments()
+    trained = [TEMPLATE.decode([t for t in s.masks if t != -100]) for s in segments]
+    assert trained == ["one<|im_end|>two<|im_end|>", "three<|im_end|>"]
+    assert backend.prompts[-1] == TEMPLATE.prompt_ids(view, TOOLS)
+    assert [c.segment for c in conversation.sampled_calls()] == [0, 0, 1]
+
+
+async def test_a_view_that_is_never_sampled_leaves_no_segment():
+    conversation = recorder(Scripted("one")).open(HELLO, TOOLS)
+    conversation.append([{"role": "user", "content": "and"}])
+    conversation.restart(HELLO)
+    await conversation.sample(Sampling())
+    assert len(conversation.segments()) == 1
+
+
+async def test_messages_before_the_first_turn_lengthen_the_prompt():
+    backend = Scripted("one")
+    conversation = recorder(backend).open(HELLO, [])
+    conversation.append([{"role": "user", "content": "wait"}])
+    await conversation.sample(Sampling())
+    assert backend.prompts == [TEMPLATE.prompt_ids([*HELLO, {"role": "user", "content": "wait"}], [])]
+
+
+async def test_there_must_be_something_to_answer():
+    conversation = recorder(Scripted("one", "two")).open(HELLO, [])
+    await conversation.sample(Sampling())
+    with pytest.raises(ValueError, match="nothing to answer"):
+        await conversation.sample(Sampling())
+
+
+async def test_assistant_turns_cannot_be_slipped_in():
+    conversation = recorder(Scripted("one")).open(HELLO, [])
+    await conversation.sample(Sampling())
+    with pytest.raises(ValueError, match="sampled, not appended"):
+        conversation.append([{"role": "assistant", "content": "I never said that"}])
+
+
+async def test_the_state_has_the_shape_of_a_managed_server():
+    conversation = recorder(Scripted("one")).open(HELLO, [])
+    await conversation.sample(Sampling())
+    (node,) = conversation.state()()["nodes"]
+    (segment,) = conversation.segments()
+    assert node["tokens"] == segment.tokens
+    assert node["masked_tokens"] == segment.masks
+    assert node["logprobs"] == segment.logprobs
+    assert node["full_text"] == TEMPLATE.decode(segment.tokens)
+    assert node["metadata"] == {"finish_reason": "stop"}
+
+
+async def test_the_weights_that_sampled_a_turn_are_stored():
+    conversation = recorder(Scripted("one")).open(HELLO, [])
+    await conversation.sample(Sampling())
+    assert conversation.sampled_calls()[0].weights_version == "step-3"
+
+
+async def test_stop_tokens_that_the_caller_named_are_sent():
+    backend = Scripted("one")
+    template = probe_template(chatml_tokenizer(), stop_ids=[0])
+    conversation = Recorder(backend, template, get_parser("hermes")).open(HELLO, [])
+    await conversation.sample(Sampling())
+    assert backend.stop_ids == [0]
+
+
+async def test_schemas_can_be_kept_out_of_the_template():
+    backend = Scripted(call("t", {}))
+    server = recorder(backend, write_tools=False)
+    conversation = server.open(HELLO, TOOLS)
+    turn = await conversation.sample(Sampling())
+    assert backend.prompts == [TEMPLATE.prompt_ids(HELLO, [])]
+    assert turn.calls[0].name == "t"
+    assert server.count_tokens(HELLO, TOOLS) == len(backend.prompts[0])
+
+
+def test_a_prompt_is_counted_exactly():
+    assert recorder(Scripted()).count_tokens(HELLO, TOOLS) == len(TEMPLATE.prompt_ids(HELLO, TOOLS))
+
+
+def test_a_template_without_tools_is_refused_when_a_conversation_with_tools_is_opened():
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
+    server = Recorder(Scripted(), probe_template(chatml_tokenizer(), plain), get_parser("hermes"))
+    with pytest.raises(TemplateRefused, match="writes no tool calls"):
+        server.open(HELLO, TOOLS)

@@ -1,0 +1,247 @@
+"""`verify` accepts what is right and names the first thing that is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+from random import Random
+
+import pytest
+
+from agent_loop.local_models.standin import StandIn
+from agent_loop.local_models.standin.policies import wild
+from agent_loop.model.backends import VllmBackend
+from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.probe import probe_template
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.verify import verify_lines
+from environments.apps.cli import verify as verb
+from environments.errors import UsageError
+from support.tokens_rollouts import Rollout
+from tool_parsers import get_parser
+
+
+@pytest.fixture(scope="module")
+def records() -> list[RolloutRecord]:
+    """A few stored rollouts, one of them truncated."""
+    stored = asyncio.run(play())
+    assert any(len(record.segments) > 1 for record in stored)
+    return stored
+
+
+async def play() -> list[RolloutRecord]:
+    stored = []
+    async with StandIn(wild, seed=3) as server:
+        recorder = Recorder(VllmBackend(server.url), probe_template(server.tokenizer), get_parser("hermes"))
+        for number in range(6):
+            rollout = Rollout(recorder, Random(number), context_tokens=700)
+            await rollout.play(8)
+            stored.append(rollout.record(f"r{number}"))
+        await recorder.close()
+    return stored
+
+
+def lines(records) -> list[bytes]:
+    return [record.to_json() for record in records]
+
+
+def truncated(records) -> RolloutRecord:
+    return next(record for record in records if len(record.segments) > 1)
+
+
+def first_sampled(record: RolloutRecord) -> int:
+    return next(k for k, mask in enumerate(record.segments[0].masks) if mask != -100)
+
+
+def flip_mask(r: RolloutRecord) -> None:
+    k = first_sampled(r)
+    r.segments[0].masks[k] = -100
+    r.segments[0].logprobs[k] = 1.0
+
+
+def unmask_prompt(r: RolloutRecord) -> None:
+    r.segments[0].masks[0] = r.segments[0].tokens[0]
+    r.segments[0].logprobs[0] = -0.5
+
+
+def drop_segment(r: RolloutRecord) -> None:
+    del r.segments[0]
+
+
+def drop_last_segment(r: RolloutRecord) -> None:
+    del r.segments[-1]
+
+
+def double_end(r: RolloutRecord) -> None:
+    """In the segment only: the log still has what was sent."""
+    call = next(c for c in r.sampled_calls if c.finish_reason == "stop" and c.segment == 0)
+    at = len(call.prompt_ids) + len(call.sampled_ids)
+    s = r.segments[0]
+    s.tokens.insert(at, call.sampled_ids[-1])
+    s.masks.insert(at, -100)
+    s.logprobs.insert(at, 1.0)
+
+
+def double_end_everywhere(r: RolloutRecord) -> None:
+    """As a server would see it that was really sent the doubled token: consistent, and still wrong."""
+    calls = [c for c in r.sampled_calls if c.segment == 0]
+    call = next(c for c in calls[:-1] if c.finish_reason == "stop")
+    at = len(call.prompt_ids) + len(call.sampled_ids)
+    double_end(r)
+    for later in calls[calls.index(call) + 1 :]:
+        later.prompt_ids.insert(at, call.sampled_ids[-1])
+
+
+def shift_logprobs(r: RolloutRecord) -> None:
+    call = r.sampled_calls[0]
+    start, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.sampled_ids)
+    r.segments[0].logprobs[start:end] = [call.logprobs[-1], *call.logprobs[:-1]]
+
+
+def change_sampled_token(r: RolloutRecord) -> None:
+    k = first_sampled(r)
+    r.segments[0].tokens[k] = r.segments[0].masks[k] = r.segments[0].tokens[k] + 1
+
+
+def drop_glue(r: RolloutRecord) -> None:
+    call = r.sampled_calls[0]
+    at = len(call.prompt_ids) + len(call.sampled_ids)
+    for values in (r.segments[0].tokens, r.segments[0].masks, r.segments[0].logprobs):
+        del values[at]
+
+
+def shorten_masks(r: RolloutRecord) -> None:
+    r.segments[0].masks.pop()
+
+
+def train_twice(r: RolloutRecord) -> None:
+    r.segments.append(copy.deepcopy(r.segments[0]))
+
+
+def positive_logprob(r: RolloutRecord) -> None:
+    r.segments[0].logprobs[first_sampled(r)] = r.sampled_calls[0].logprobs[0] = 0.5
+
+
+def not_a_number(r: RolloutRecord) -> None:
+    r.segments[0].logprobs[first_sampled(r)] = r.sampled_calls[0].logprobs[0] = float("nan")
+
+
+def lose_a_call(r: RolloutRecord) -> None:
+    del r.sampled_calls[0]
+
+
+def orphan_result(r: RolloutRecord) -> None:
+    next(m for m in r.messages if m["role"] == "tool")["tool_call_id"] = "nobody"
+
+
+def count_wrong(r: RolloutRecord) -> None:
+    r.metrics["turns"] += 1
+
+
+def score_untrainable(r: RolloutRecord) -> None:
+    r.trainable, r.outcome = False, "api_error"
+
+
+CORRUPTIONS = {
+    flip_mask: "trained exactly once",
+    unmask_prompt: "trained exactly once",
+    drop_segment: "segments complete",
+    drop_last_segment: "segments complete",
+    double_end: "equal to the wire",
+    double_end_everywhere: "turn ends not doubled",
+    shift_logprobs: "equal to the wire",
+    change_sampled_token: "equal to the wire",
+    drop_glue: "equal to the wire",
+    shorten_masks: "lengths",
+    train_twice: "segments complete",
+    positive_logprob: "masks and logprobs",
+    not_a_number: "masks and logprobs",
+    lose_a_call: "trained exactly once",
+    orphan_result: "messages paired",
+    count_wrong: "metrics",
+    score_untrainable: "metrics",
+}
+
+
+def test_stored_rollouts_are_accepted(records):
+    report = verify_lines(lines(records))
+    assert report.ok, report.violations[:1]
+    assert report.rollouts == report.with_tokens == 6
+    assert report.trained_tokens == sum(len(c.sampled_ids) for r in records for c in r.sampled_calls)
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda f: f.__name__)
+def test_each_corruption_is_found_by_the_check_that_should(records, corrupt):
+    broken = copy.deepcopy(truncated(records))
+    corrupt(broken)
+    report = verify_lines([*lines(records), broken.to_json()])
+    assert not report.ok
+    assert CORRUPTIONS[corrupt] in {v.check for v in report.violations}
+    assert {v.line for v in report.violations} == {7}
+
+
+def test_a_record_without_tokens_says_so_and_is_accepted(records):
+    plain = copy.deepcopy(records[0])
+    plain.has_tokens, plain.segments, plain.sampled_calls, plain.metrics = False, [], [], {}
+    assert verify_lines([plain.to_json()]).ok
+    plain.has_tokens = True
+    assert not verify_lines([plain.to_json()]).ok
+
+
+def test_a_token_without_logprob_is_counted_and_accepted(records):
+    record = copy.deepcopy(records[0])
+    call = record.sampled_calls[0]
+    at = len(call.prompt_ids)
+    call.logprobs[0] = record.segments[0].logprobs[at] = 1.0
+    record.segments[0].masks[at] = -100
+    report = verify_lines([record.to_json()])
+    assert report.ok
+    assert report.untrained_samples == 1
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    return verb.run(parser.parse_args(words))
+
+
+def test_the_command_prints_a_table_and_exits_0(records, tmp_path, capsys):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b"\n".join(lines(records)) + b"\n")
+    assert run(str(path)) == 0
+    printed = capsys.readouterr().out
+    assert "6 rollouts, 6 with tokens" in printed
+    assert "trained exactly once" in printed
+    assert run(str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+def test_the_command_exits_1_with_the_first_violation_named(records, tmp_path, capsys):
+    broken = copy.deepcopy(truncated(records))
+    flip_mask(broken)
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b"\n".join([*lines(records), broken.to_json()]))
+    assert run(str(path)) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: line 7" in printed
+    assert "the logprob at position" in printed
+    assert run(str(path), "--json") == 1
+    assert "line 7" in json.loads(capsys.readouterr().out)["first_violation"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"not json\n", "line 1"), (b"[]\n", "line 1"), (b"", "no rollouts"), (b'{"version": 99}\n', "record version 99")],
+)
+def test_a_file_that_is_none_is_bad_input(tmp_path, content, words):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        run(str(path))
+
+
+def test_a_missing_file_is_bad_input(tmp_path):
+    with pytest.raises(UsageError, match="no such file"):
+        run(str(tmp_path / "nothing.jsonl"))

@@ -1,0 +1,131 @@
+"""Replacing text: exact first, unique unless asked, tolerant of whitespace, helpful when nothing fits."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from agent_loop.tools.files.matching import find_blocks, nearest_lines, reindent, replace_text
+from agent_loop.tools.tool import ToolFailure
+
+CODE = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
+
+
+def test_an_exact_unique_text_is_replaced():
+    done = replace_text(CODE, "return 1", "return 10")
+    assert (done.text, done.count, done.way) == (CODE.replace("return 1", "return 10"), 1, "exact")
+
+
+def test_part_of_a_line_can_be_replaced():
+    assert replace_text("a = foo(1)", "foo", "bar").text == "a = bar(1)"
+
+
+def test_a_text_that_is_there_twice_is_refused_with_its_lines():
+    with pytest.raises(ToolFailure, match=r"2 times or more \(lines 2, 5\).*replace_all"):
+        replace_text(CODE, "(self):", "(self, x):")
+
+
+def test_replace_all_replaces_every_one():
+    done = replace_text(CODE, "(self):", "(self, x):", replace_all=True)
+    assert done.count == 2
+    assert done.text.count("(self, x):") == 2
+
+
+def test_an_empty_new_text_deletes():
+    assert replace_text("a\nb\nc\n", "b\n", "").text == "a\nc\n"
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [("", "x", "empty"), ("x", "x", "same")])
+def test_pointless_calls_are_told_so(old, new, said):
+    with pytest.raises(ToolFailure, match=said):
+        replace_text("x", old, new)
+
+
+def test_trailing_whitespace_is_forgiven_and_said():
+    done = replace_text("a  \nb\t\nc\n", "a\nb", "A\nB")
+    assert (done.text, done.way) == ("A\nB\nc\n", "trailing whitespace")
+
+
+def test_other_indentation_is_forgiven_and_the_new_text_takes_that_of_the_file():
+    done = replace_text(CODE, "def f(self):\n    return 1", "def f(self):\n    x = 1\n    return x")
+    assert done.way == "indentation"
+    assert "    def f(self):\n        x = 1\n        return x\n\n" in done.text
+
+
+def test_too_much_indentation_is_taken_off():
+    done = replace_text(
+        "def f():\n    return 1\n", "        def f():\n            return 1", "        def f():\n            return 2"
+    )
+    assert done.text == "def f():\n    return 2\n"
+
+
+def test_inner_whitespace_is_forgiven():
+    assert replace_text("x  =   f( 1 )\n", "x = f( 1 )", "x = f(2)").text == "x = f(2)\n"
+
+
+def test_typographic_quotes_are_forgiven():
+    done = replace_text('say("hello")\n', "say(“hello”)", 'say("bye")')
+    assert (done.text, done.way) == ('say("bye")\n', "punctuation")
+
+
+def test_an_exact_match_wins_over_a_looser_one():
+    text = "  a\na\n"
+    with pytest.raises(ToolFailure, match="2 times"):
+        replace_text(text, "a", "b")
+    assert replace_text("  a b\nx\na  b\n", "a  b", "c").text == "  a b\nx\nc\n"
+
+
+def test_a_loose_match_must_be_unique_too():
+    with pytest.raises(ToolFailure, match=r"lines 1, 3"):
+        replace_text("  foo\nx\n    foo\n", "foo ", "bar ")
+
+
+def test_the_nearest_lines_are_shown_when_nothing_matches():
+    with pytest.raises(ToolFailure) as caught:
+        replace_text(CODE, "def g(self, y):\n        return y", "x")
+    assert "5|    def g(self):" in caught.value.message
+
+
+def test_nothing_alike_is_said_plainly():
+    with pytest.raises(ToolFailure, match="Nothing in the file is like it"):
+        replace_text("alpha\nbeta\n", "zzz 123 qqq", "x")
+
+
+def test_blank_text_is_never_matched_loosely():
+    with pytest.raises(ToolFailure, match="not found"):
+        replace_text("a\n\nb", "\n\n\n", "x")
+
+
+def test_nearest_lines_survives_odd_files():
+    assert nearest_lines([], ["x"]) == ""
+    assert nearest_lines(["x"] * 3, ["", " "]) == ""
+    assert "1|" in nearest_lines(["word " * 1000], ["word " * 999])
+
+
+@given(st.lists(st.text(alphabet="ab \t", max_size=6), max_size=12), st.data())
+def test_a_block_taken_from_the_file_is_found_where_it_was(lines, data):
+    assume(lines)
+    start = data.draw(st.integers(0, len(lines) - 1))
+    stop = data.draw(st.integers(start + 1, len(lines)))
+    block = lines[start:stop]
+    assume(any(line.strip() for line in block))
+    found = find_blocks(lines, block)
+    assert found.way == "exact"
+    assert all(lines[at : at + len(block)] == block for at in found.starts)
+
+
+@given(
+    st.text(alphabet="abc \n", max_size=30),
+    st.text(alphabet="op", min_size=1, max_size=8),
+    st.text(alphabet="abc \n", max_size=30),
+    st.text(alphabet="xyz\n", max_size=8),
+)
+def test_a_unique_text_is_replaced_exactly_and_nothing_else_changes(before, old, after, new):
+    assert replace_text(before + old + after, old, new).text == before + new + after
+
+
+def test_reindenting_keeps_blank_lines_blank():
+    assert reindent(["a", "", "  b"], ["a"], ["    a"]) == ["    a", "", "      b"]
+
+
+def test_reindenting_from_spaces_to_tabs():
+    assert reindent(["  a", "  b"], ["  a"], ["\ta"]) == ["\ta", "\tb"]

@@ -1,0 +1,92 @@
+"""The doctor reports every subject, tells a fix, and never shows a secret."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from environments.apps.cli.doctor import as_json
+from environments.apps.cli.main import main
+from environments.apps.doctor import Finding, examine
+from environments.apps.doctor import examine as doctor_run
+from environments.apps.doctor.endpoint import endpoints
+
+
+@pytest.fixture
+async def model_server():
+    async def health(_request):
+        return web.Response(text="ok")
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def test_json_has_one_key_per_subject(capsys):
+    code = main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert {
+        "python",
+        "compiler",
+        "isolation",
+        "cgroups",
+        "nomad",
+        "modal",
+        "docker",
+        "podman",
+        "apptainer",
+        "ssh",
+    } <= set(report)
+    assert report["python"]["status"] == "ok"
+    assert code == (1 if any(entry["status"] == "broken" for entry in report.values()) else 0)
+
+
+def test_what_is_missing_comes_with_a_fix():
+    for finding in asyncio.run(examine()):
+        if finding.status == "missing":
+            assert finding.fix, finding
+
+
+def test_secrets_are_never_shown(monkeypatch, capsys):
+    monkeypatch.setenv("NOMAD_ADDR", "http://user:hunter2@127.0.0.1:9")
+    monkeypatch.setenv("NOMAD_TOKEN", "hunter2")
+    monkeypatch.setenv("MODAL_TOKEN_ID", "hunter2")
+    main(["doctor"])
+    main(["doctor", "--json"])
+    assert "hunter2" not in capsys.readouterr().out
+
+
+async def test_an_endpoint_that_answers_is_ok(model_server):
+    (finding,) = await endpoints({"servers": [{"base_url": f"{model_server}/v1"}]})
+    assert (finding.subject, finding.status) == ("endpoint", "ok")
+
+
+async def test_an_endpoint_that_is_down_is_broken_with_a_fix():
+    (finding,) = await endpoints({"openai": {"base_url": "http://127.0.0.1:9/v1"}})
+    assert finding.status == "broken"
+    assert "base_url" in finding.fix
+
+
+async def test_a_tokenizer_that_is_not_here_is_broken(tmp_path):
+    (finding,) = await endpoints({"env": {"tokenizer_name": str(tmp_path)}})
+    assert (finding.subject, finding.status) == ("tokenizer", "broken")
+
+
+async def test_an_examination_that_crashes_is_a_finding(monkeypatch):
+    async def strange():
+        raise RuntimeError("odd machine")
+
+    monkeypatch.setattr(doctor_run, "EXAMINATIONS", (strange,))
+    (finding,) = await examine()
+    assert finding == Finding("strange", "broken", "could not be examined: RuntimeError: odd machine")
+
+
+def test_a_subject_found_twice_becomes_a_list():
+    report = as_json([Finding("endpoint", "ok", "a"), Finding("endpoint", "broken", "b")])
+    assert [entry["detail"] for entry in report["endpoint"]] == ["a", "b"]

@@ -1,0 +1,104 @@
+"""`learn` as a process, with a trainer that learns nothing: what it leaves behind, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_loop.records.record import RolloutRecord
+from environments.apps.learn.run_folder import read_entries
+from support.learn_program import LearnProcess, tiny_config
+from support.tokens_cpu import require_cpu_model
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def start(tmp_path):
+    require_cpu_model()
+    pytest.importorskip("jax", reason="jax is not installed (extra learn)")
+    started: list[LearnProcess] = []
+
+    def begin(name: str, *flags: str, steps: int = 1, die_at: int = -1) -> LearnProcess:
+        config = tiny_config(tmp_path / f"{name}.yaml", steps=steps)
+        started.append(LearnProcess(config, tmp_path / name, *flags, die_at=die_at))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+def records(path: Path) -> list[RolloutRecord]:
+    return [RolloutRecord.from_json(line) for line in path.read_bytes().splitlines()]
+
+
+def sampled(path: Path, version: str) -> list[tuple]:
+    calls = [(r.item_id, c) for r in records(path) for c in r.sampled_calls if c.weights_version == version]
+    return sorted((item, c.prompt_ids, c.sampled_ids, c.logprobs) for item, c in calls)
+
+
+def gone(pids: list[int]) -> bool:
+    """No process of these is left; one that only waits to be reaped counts as gone."""
+
+    def alive(pid: int) -> bool:
+        try:
+            return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return False
+
+    deadline = time.monotonic() + 30
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def test_an_interrupted_run_goes_on_and_two_runs_of_one_seed_sample_the_same_first_batch(start, tmp_path):
+    stopped = start("one", steps=50)
+    stopped.until("step", 1)
+    children = stopped.children()
+    assert len(children) >= 4
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.end() == 130, stopped.said()
+    assert "`--resume` goes on after step" in stopped.events[-1]["lines"][0]
+    assert gone(children)
+    out = tmp_path / "one"
+    steps = [entry["step"] for entry in read_entries(out) if entry["event"] == "step"]
+    assert "<svg" in (out / "report.html").read_text()
+
+    resumed = start("one", "--resume", steps=steps[-1] + 1)
+    assert resumed.end() == 0, resumed.said()
+    entries = [(entry["event"], entry["step"]) for entry in read_entries(out)]
+    last = steps[-1] + 1
+    assert sorted(entries) == sorted(
+        [("evaluation", 0), *(("step", n) for n in range(1, last + 1)), ("evaluation", last)]
+    )
+    evaluated = records(out / "evaluations" / f"step-{last}.jsonl")
+    assert {call.weights_version for record in evaluated for call in record.sampled_calls} == {str(last)}
+    batch = sampled(out / "rollouts.jsonl", "0")
+    assert len(batch) == 4
+    later = {item for item, *_ in sampled(out / "rollouts.jsonl", str(steps[-1]))}
+    assert later
+    assert later.isdisjoint(item for item, *_ in batch)
+
+    lost = start("dies", steps=2, die_at=2)
+    lost.until("step", 1)
+    children = lost.children()
+    assert lost.end() == 1
+    sentence = lost.said().strip().splitlines()[-1]
+    assert sentence.startswith("hermes-rl: the trainer ended with exit code 3: the batch tastes bad")
+    assert gone(children)
+    assert sampled(tmp_path / "dies" / "rollouts.jsonl", "0") == batch
+
+
+def test_a_killed_run_leaves_no_process(start):
+    run = start("killed", steps=50)
+    run.until("step", 1)
+    children = run.children()
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.end()
+    assert gone(children)

@@ -1,0 +1,175 @@
+"""Verification in a fork: whole results, byte-exact files, and nothing the agent left can steer it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from environments.scoring.contexts import ToolContext
+from environments.scoring.frozen import FrozenWorkspace
+from sandbox_pool.spec import SandboxSpec
+from support.env_pool import DirectoryPool, DirectorySandbox
+
+
+@pytest.fixture
+def pool() -> Iterator[DirectoryPool]:
+    made = DirectoryPool()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def agent(pool: DirectoryPool) -> AsyncIterator[DirectorySandbox]:
+    async with pool.lease("rollout") as sandbox:
+        yield sandbox
+
+
+async def context(pool: DirectoryPool, agent: DirectorySandbox, *verifier_paths: str) -> ToolContext:
+    frozen = await FrozenWorkspace.take(agent)
+    return ToolContext(frozen, pool, SandboxSpec(), "rollout", verifier_paths)
+
+
+async def test_the_fork_has_the_agents_files_and_changes_there_stay_there(
+    pool: DirectoryPool, agent: DirectorySandbox
+) -> None:
+    await agent.write_file("answer.txt", b"42")
+    ctx = await context(pool, agent)
+    assert await ctx.read_file("answer.txt") == b"42"
+    await ctx.write_file("answer.txt", b"changed by the verifier")
+    await ctx.terminal("rm -rf ./* && echo gone > new.txt")
+    assert await ctx.agent_state.read_file("answer.txt") == b"42"
+    assert await ctx.agent_state.list_dir() == ["answer.txt"]
+    assert await agent.read_file("answer.txt") == b"42"
+    await ctx.close()
+
+
+async def test_no_fork_is_leased_for_a_reward_that_asks_for_nothing(
+    pool: DirectoryPool, agent: DirectorySandbox
+) -> None:
+    await agent.write_file("answer.txt", b"42")
+    ctx = await context(pool, agent)
+    assert await ctx.agent_state.read_file("answer.txt") == b"42"
+    await ctx.close()
+    assert pool.leases == ["rollout"]
+
+
+async def test_what_the_agent_left_in_the_verifiers_paths_is_gone(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    await agent.write_file("tests/test_it.py", b"print('passed')")
+    await agent.write_file("conftest.py", b"import os; os._exit(0)")
+    ctx = await context(pool, agent, "tests", "conftest.py", "never/there")
+    assert list(await ctx.list_dir()) == []
+    assert await ctx.agent_state.read_file("tests/test_it.py") == b"print('passed')"
+    await ctx.close()
+
+
+async def test_tests_replace_whatever_the_agent_put_in_their_place(
+    pool: DirectoryPool, agent: DirectorySandbox
+) -> None:
+    await agent.exec("mkdir -p check.py && touch check.py/x && ln -s /etc/passwd run.sh")
+    ctx = await context(pool, agent)
+    await ctx.put_tests({"check.py": "real", "run.sh": b"real"})
+    assert (await ctx.stat("run.sh")).kind == "file"
+    assert await ctx.read_file("check.py") == b"real"
+    await ctx.close()
+
+
+async def test_the_agents_processes_are_stopped_before_the_copy(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    await agent.exec("(while true; do date +%s%N > ticking; sleep 0.01; done) > /dev/null 2>&1 &")
+    await agent.exec("until [ -s ticking ]; do sleep 0.01; done", timeout_s=20)
+    ctx = await context(pool, agent)
+    frozen = await ctx.agent_state.read_file("ticking")
+    await asyncio.sleep(0.1)
+    assert await agent.read_file("ticking") == frozen
+    await ctx.close()
+
+
+async def test_results_are_whole_and_bytes_are_exact(
+    pool: DirectoryPool, agent: DirectorySandbox, tmp_path: Path
+) -> None:
+    data = os.urandom(300_000)
+    (tmp_path / "in.bin").write_bytes(data)
+    ctx = await context(pool, agent)
+    assert len((await ctx.terminal("head -c 200000 /dev/zero | tr '\\0' x"))["output"]) == 200_000
+    await ctx.upload_file(tmp_path / "in.bin", "deep/in.bin")
+    await ctx.download_file("deep/in.bin", tmp_path / "out.bin")
+    assert (tmp_path / "out.bin").read_bytes() == data
+    await ctx.download_dir("deep", tmp_path / "deep")
+    assert (tmp_path / "deep/in.bin").read_bytes() == data
+    with pytest.raises(FileNotFoundError, match="no file"):
+        await ctx.upload_file(tmp_path / "missing", "x")
+    await ctx.close()
+
+
+async def test_terminal_tells_exit_codes_and_timeouts(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    ctx = await context(pool, agent)
+    assert await ctx.terminal("echo hi; exit 3") == {"output": "hi\n", "exit_code": 3, "timed_out": False}
+    assert (await ctx.terminal("sleep 30", timeout=0.1))["timed_out"]
+    await ctx.close()
+
+
+async def test_search_finds_every_line_with_odd_names(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    await agent.write_file("a b:1.txt", b"one\nneedle: 1\n")
+    ctx = await context(pool, agent)
+    [hit] = await ctx.search("needle")
+    assert (hit.path, hit.line, hit.text) == ("./a b:1.txt", 2, "needle: 1")
+    assert await ctx.search("absent") == []
+    with pytest.raises(ValueError, match="failed"):
+        await ctx.search("(")
+    await ctx.close()
+
+
+async def test_call_tool_gives_what_the_model_would_read(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    async def tool(sandbox: object, name: str, arguments: dict[str, object]) -> str:
+        return f'{{"name": "{name}"}}' if arguments else "plain text"
+
+    frozen = await FrozenWorkspace.take(agent)
+    ctx = ToolContext(frozen, pool, SandboxSpec(), "rollout", call_tool=tool)
+    assert await ctx.call_tool("read_file", {"path": "x"}) == {"name": "read_file"}
+    assert await ctx.call_tool("x", {}) == {"output": "plain text"}
+    await ctx.close()
+
+
+async def test_nothing_is_left_after_close(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    ctx = await context(pool, agent)
+    await ctx.terminal("true")
+    assert set(pool.live) == {"rollout", "rollout/verify"}
+    copy = ctx._frozen.files
+    await ctx.close()
+    assert set(pool.live) == {"rollout"}
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("link", ["/etc/passwd", "../../../../../../etc/passwd", "/workspace/../../etc/passwd"])
+async def test_agent_state_never_follows_a_link_to_the_hosts_files(
+    pool: DirectoryPool, agent: DirectorySandbox, link: str
+) -> None:
+    (agent.root / "link").symlink_to(link)
+    (agent.root / "dir").symlink_to("/etc")
+    ctx = await context(pool, agent)
+    for path in ("link", "dir/passwd"):
+        with pytest.raises(OSError, match=r"outside the workspace|No such file"):
+            await ctx.agent_state.read_file(path)
+    assert (await ctx.agent_state.stat("link")).kind == "symlink"
+    await ctx.close()
+
+
+async def test_agent_state_follows_links_inside_the_workspace(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    await agent.write_file("real/file", b"data")
+    (agent.root / "relative").symlink_to("real/file")
+    (agent.root / "absolute").symlink_to("/workspace/real")
+    (agent.root / "loop").symlink_to("loop")
+    ctx = await context(pool, agent)
+    state = ctx.agent_state
+    assert await state.read_file("relative") == b"data"
+    assert await state.read_file("/workspace/absolute/file") == b"data"
+    with pytest.raises(OSError, match="too many levels"):
+        await state.read_file("loop")
+    with pytest.raises(OSError, match="not a regular file"):
+        await state.read_file("real")
+    with pytest.raises(OSError, match="outside the workspace"):
+        await state.stat("/etc/passwd")
+    await ctx.close()
