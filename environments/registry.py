@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from environments.errors import ConfigError, did_you_mean
+from environments.errors import ConfigError
+from sandbox_pool.errors import did_you_mean
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv

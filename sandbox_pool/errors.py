@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class SandboxError(Exception):
     """Base of all faults of pool, provider and slot server."""
@@ -41,3 +44,11 @@ class PoolClosed(SandboxError):
 
 class SandboxFileError(SandboxError, OSError):
     """A file call was refused by the slot: missing, a directory, no permission, outside. Carries errno and path."""
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """The nearest valid name as a hint, or all names when none is near. For every message about an unknown name."""
+    names = sorted(valid)
+    if near := difflib.get_close_matches(word, names, n=1):
+        return f"did you mean {near[0]!r}?"
+    return f"valid: {', '.join(names)}" if names else "nothing can be set here"

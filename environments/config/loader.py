@@ -16,7 +16,8 @@ from pydantic_core import ErrorDetails
 
 from environments.config.flags import Flag, apply_flags, parse_flags
 from environments.config.yaml_file import KeyPath, YamlFile, find_config, read_yaml
-from environments.errors import ConfigError, did_you_mean
+from environments.errors import ConfigError
+from sandbox_pool.errors import did_you_mean
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?|private_key)s?$", re.IGNORECASE)

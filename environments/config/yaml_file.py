@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from environments.errors import ConfigError, did_you_mean
+from environments.errors import ConfigError
+from sandbox_pool.errors import did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

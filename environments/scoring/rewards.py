@@ -6,7 +6,6 @@ shaping can lift a failed rollout above a solved one. What is known about each r
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from environments.scoring.reward_terms import TERMS, Term
+from sandbox_pool.errors import did_you_mean
 
 VERIFIER = "verifier"
 BOUNDS = "shaping_bounds"
@@ -62,7 +62,7 @@ class RewardConfig(BaseModel):
         if name is None:
             return data
         if name not in recipes():
-            raise ValueError(f"unknown reward recipe {name!r}{_nearest(str(name), recipes())}")
+            raise ValueError(f"unknown reward recipe {name!r}; {did_you_mean(str(name), recipes())}")
         base = recipes()[name]
         terms = {**base.get("terms", {}), **(data.get("terms") or {})}
         return {**base, **data, "terms": terms}
@@ -87,7 +87,7 @@ def _build_term(name: str, settings: Any) -> Term:
     if isinstance(settings, Term):
         return settings
     if name not in TERMS:
-        raise ValueError(f"unknown reward term {name!r}{_nearest(name, TERMS)}")
+        raise ValueError(f"unknown reward term {name!r}; {did_you_mean(name, TERMS)}")
     if isinstance(settings, int | float) and not isinstance(settings, bool):
         settings = {"weight": settings}
     if not isinstance(settings, dict):
@@ -95,13 +95,8 @@ def _build_term(name: str, settings: Any) -> Term:
     known = TERMS[name].model_fields
     for key in settings:
         if key not in known:
-            raise ValueError(f"unknown setting {key!r} of reward term {name!r}{_nearest(str(key), known)}")
+            raise ValueError(f"unknown setting {key!r} of reward term {name!r}; {did_you_mean(str(key), known)}")
     return TERMS[name].model_validate(settings)
-
-
-def _nearest(name: str, options: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, list(options), n=1, cutoff=0.4)
-    return f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(sorted(options))})"
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,7 @@ class Rewards:
                 if source not in available_metrics:
                     raise RewardError(
                         f"reward term {name!r} reads metric {source!r}, which rollouts do not carry"
-                        f"{_nearest(source, available_metrics)}"
+                        f"; {did_you_mean(source, available_metrics)}"
                     )
 
     def compute(self, verifier_score: float, metrics: Mapping[str, float]) -> Reward:

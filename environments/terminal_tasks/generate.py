@@ -5,7 +5,6 @@ Training and evaluation share no wording, no file or folder name, and evaluation
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
@@ -15,6 +14,7 @@ import yaml
 from environments.terminal_tasks.draw import Draw
 from environments.terminal_tasks.kinds import KINDS, Kind
 from environments.terminal_tasks.terminal_task import TerminalTask
+from sandbox_pool.errors import did_you_mean
 
 SPLITS = ("train", "eval")
 
@@ -113,6 +113,5 @@ def _chosen(
 
 def _known(name: str, options: Sequence[str], what: str) -> str:
     if name not in options:
-        near = difflib.get_close_matches(name, options, n=1, cutoff=0.0)
-        raise ValueError(f"unknown terminal task {what} {name!r}, did you mean {near[0]!r}?")
+        raise ValueError(f"unknown terminal task {what} {name!r}; {did_you_mean(name, options)}")
     return name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sandbox_pool.errors import did_you_mean
 from sandbox_pool.providers.base import Texts
 
 DAY_S = 24 * 3600
@@ -83,8 +83,7 @@ class ModalOptions(BaseModel):
         """Check the options; an unknown one is refused with the nearest that there is."""
         for name in options:
             if name not in cls.model_fields:
-                near = difflib.get_close_matches(name, cls.model_fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(cls.model_fields)}"
+                hint = did_you_mean(name, cls.model_fields)
                 raise ValueError(f"provider_options of modal: unknown option {name!r}; {hint}")
         return cls(**options)
 
