@@ -180,7 +180,7 @@ def test_what_is_given_beside_a_recipe_wins() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ({"terms": {"valid_call": 1}}, "unknown reward term 'valid_call', did you mean 'valid_calls'"),
+        ({"terms": {"valid_call": 1}}, "unknown reward term 'valid_call'; did you mean 'valid_calls'"),
         ({"terms": {"turns": {"weight": 1, "fre": 1, "limit": 2}}}, "unknown setting 'fre'.*did you mean 'free'"),
         ({"terms": {"turns": {"weight": 1, "free": 5, "limit": 2}}}, "must be greater than free"),
         ({"terms": {"turns": "much"}}, "needs a weight"),
