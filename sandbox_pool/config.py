@@ -77,8 +77,8 @@ class PoolConfig(BaseModel):
     """How long `lease` waits for a slot when it is given no timeout of its own; None waits for ever."""
     lease_ttl_s: float | None = Field(default=None, gt=0)
     """A lease held longer is taken back; its holder then gets `StaleLease`. None: a holder may keep it."""
-    exec_timeout_s: float = Field(default=180.0, gt=0)
-    """For callers that run commands without a timeout of their own, such as the terminal tool."""
+    exec_timeout_s: float | None = Field(default=None, gt=0)
+    """Timeout of commands that are run without one of their own; None: no limit. The agent's tools set theirs."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     start_attempts: int = Field(default=3, ge=1)
     """Host starts that may fail in a row before those who wait for the host get `HostStartFailed`."""

@@ -256,10 +256,6 @@ class Connection(asyncio.Protocol):
         if call.reply.done() and not call.reply.cancelled():
             call.reply.exception()  # expected, and nobody else will look at it
 
-    def send_event(self, header: Header, body: bytes = b"") -> None:
-        """A frame that belongs to a request under way."""
-        self._send(header, body)
-
     async def close(self) -> None:
         """Disconnect; callbacks for a lost connection are not called."""
         self._closed_by_us = True

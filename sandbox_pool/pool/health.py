@@ -1,4 +1,4 @@
-"""Watches hosts. An unwell host gets no new leases; the leases it holds are left alone until it is clearly gone."""
+"""Watches hosts. An unhealthy host gets no new leases; the leases it holds are left alone until it is clearly gone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HealthWatch:
             elif time.monotonic() - answered_s > self._config.lost_after_s:
                 self._on_lost(host, f"no answer to health checks for {self._config.lost_after_s:g} s")
                 return
-            if before != host.serves or host.unwell:
+            if before != host.serves or host.unhealthy:
                 self._on_change()
             await asyncio.sleep(self._config.health_interval_s)
 
@@ -63,13 +63,13 @@ class HealthWatch:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             log.info("health check of %s failed (%d in a row): %s", host.name, host.health_failures, reason)
             if host.health_failures >= self._config.health_failures:
-                host.unwell = f"{host.health_failures} health checks failed, the last: {reason}"
+                host.unhealthy = f"{host.health_failures} health checks failed, the last: {reason}"
             return
         host.health_failures = 0
-        host.unwell = self._scratch_problem(host)
+        host.unhealthy = self._scratch_problem(host)
         if self.expires_soon(host) and host.state == "ready":
             log.info("%s is near the end of its time: it gets no more leases", host.name)
-            host.state = "condemned"
+            host.state = "draining"
 
     async def _ask(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> HostHealth:
         """The answer in time. A question without an answer is not withdrawn but asked on: it may only be late."""

@@ -42,7 +42,7 @@ class SnapshotLocator:
         return await asyncio.shield(task)
 
     async def _copy(self, host: PooledHost) -> str:
-        source = next((other for other in self._snapshot.copies if other.state in ("ready", "condemned")), None)
+        source = next((other for other in self._snapshot.copies if other.state in ("ready", "draining")), None)
         if source is None or source.client is None or host.client is None:
             raise SandboxLost(f"the snapshot {self._name} went away with its host")
         copy = await host.client.import_snapshot(source.client.export_snapshot(self._snapshot.copies[source]))

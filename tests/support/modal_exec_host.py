@@ -47,9 +47,7 @@ class ModalHost:
     async def lease(self):
         """A sandbox of the slot server."""
         client = await self.connect()
-        spec = SandboxSpec()
-        epoch = await client.lease(0, task_id="task", spec=spec)
-        yield client.sandbox(0, epoch, task_id="task", spec=spec)
+        yield await client.lease(0, task_id="task", spec=SandboxSpec())
         await client.close()
 
     def relays(self):
