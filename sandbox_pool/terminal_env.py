@@ -6,13 +6,13 @@ effect; they are listed in `IGNORED` so that a misspelt name is still told from 
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sandbox_pool.config import PoolConfig
+from sandbox_pool.errors import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,4 @@ def _warn_unknown(variables: Mapping[str, str]) -> None:
     for name in sorted(set(variables) - KNOWN):
         if name.startswith(prefixes):
             continue
-        near = difflib.get_close_matches(name, KNOWN, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        log.warning("%s is not a variable this pool knows%s", name, hint)
+        log.warning("%s is not a variable this pool knows; %s", name, did_you_mean(name, KNOWN))

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, runtime_checka
 from pydantic import BeforeValidator
 
 from sandbox_pool.config import Isolation, PoolConfig
+from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull
 from sandbox_pool.journal.journal import without_secrets
 from sandbox_pool.spec import SandboxSpec
 
@@ -217,6 +218,14 @@ class Closes(Protocol):
 
     async def close(self) -> None:
         """Release what the provider itself holds; hosts are already stopped."""
+
+
+def start_error(name: str, message: str) -> SandboxError:
+    """The error that a slot server's message about its failed start stands for."""
+    for kind in (IsolationUnavailable, ScratchFull):
+        if kind.__name__ in message:
+            return kind(f"{name}: {message}")
+    return HostStartFailed(f"{name}: {message}")
 
 
 def create_interval_s(provider: Provider, configured_s: float | None) -> float:

@@ -25,9 +25,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull
+from sandbox_pool.errors import SandboxError, ScratchFull
 from sandbox_pool.journal.owner import start_ticks
-from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, start_error
+from sandbox_pool.server import pack
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.spec import SandboxSpec
 
@@ -187,7 +188,7 @@ class LocalProvider:
         _write_record(directory, self._record(name, address))
         scratch = directory / "scratch"
         scratch.mkdir(mode=0o711)
-        (directory / "server.py").write_bytes(_packed_server())
+        (directory / "server.py").write_bytes(pack())
         if self._options.user is not None:
             entry = pwd.getpwnam(self._options.user)
             for path in (directory, scratch, directory / "server.py"):
@@ -239,7 +240,7 @@ class LocalProvider:
             return ready
         message = str(ready["error"]) if isinstance(ready, dict) else ""
         log_text = (self._directory(name) / "server.log").read_text(errors="replace").strip()[-LOG_TAIL:]
-        raise _start_error(name, message or log_text or f"the server said {line!r}")
+        raise start_error(name, message or log_text or f"the server said {line!r}")
 
     async def _end_process(self, name: str, directory: Path) -> None:
         process = self._processes.pop(name, None)
@@ -254,19 +255,6 @@ class LocalProvider:
 def _server_environment() -> dict[str, str]:
     """Nothing of the client's environment: its secrets have no business in a process that runs a model's commands."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-
-
-def _packed_server() -> bytes:
-    from sandbox_pool.server import pack
-
-    return pack()
-
-
-def _start_error(name: str, message: str) -> SandboxError:
-    for kind in (IsolationUnavailable, ScratchFull):
-        if kind.__name__ in message:
-            return kind(f"{name}: {message}")
-    return HostStartFailed(f"{name}: {message}")
 
 
 def _read_record(directory: Path) -> dict[str, Any] | None:

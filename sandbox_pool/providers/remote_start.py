@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import ssl
@@ -13,7 +14,9 @@ from typing import Any
 
 from sandbox_pool.client.connection import Dial, dial
 from sandbox_pool.client.host_client import HostClient
-from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, SandboxLost, ScratchFull
+from sandbox_pool.errors import HostStartFailed, SandboxLost
+from sandbox_pool.providers.base import start_error
+from sandbox_pool.server import pack
 
 RETRY_S = 0.05
 CONNECT_S = 5.0
@@ -26,10 +29,9 @@ def loader_text() -> str:
     return f"from __future__{rest}"
 
 
+@functools.cache
 def packed_server() -> tuple[bytes, str]:
     """The slot server as one file, and its hash."""
-    from sandbox_pool.server import pack
-
     data = pack()
     return data, hashlib.sha256(data).hexdigest()
 
@@ -39,7 +41,7 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-async def bring_to_life(name: str, address: str, token: str, program: bytes, dial: Dial = dial) -> None:
+async def load_server(name: str, address: str, token: str, program: bytes, dial: Dial = dial) -> None:
     """Load the host unless it already runs, then check that it is the right one. Call it within a timeout."""
     while not await _load(name, address, token, program, dial):
         # Cut off: a slot server that runs already, or a tunnel behind which nobody listens yet. Its greeting tells.
@@ -115,11 +117,4 @@ def _require_ready(name: str, line: bytes) -> None:
     if isinstance(said, dict) and "error" not in said:
         return
     message = str(said["error"]) if isinstance(said, dict) else f"the loader said {line[:200]!r}"
-    raise _start_error(f"{name}: {message}")
-
-
-def _start_error(message: str) -> SandboxError:
-    for kind in (IsolationUnavailable, ScratchFull):
-        if kind.__name__ in message:
-            return kind(message)
-    return HostStartFailed(message)
+    raise start_error(name, message)

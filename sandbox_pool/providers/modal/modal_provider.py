@@ -29,7 +29,7 @@ from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
 from sandbox_pool.providers.modal.modal_images import ImageName, Images, named_secret
 from sandbox_pool.providers.modal.modal_options import ModalOptions
 from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, Box, Sandboxes
-from sandbox_pool.providers.remote_start import bring_to_life, loader_text, packed_server, token_hash
+from sandbox_pool.providers.remote_start import load_server, loader_text, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ class ModalProvider:
         self._images = Images(self._options)
         self._sandboxes = Sandboxes(self._options)
         self._tell_lost: Callable[[str, str], None] = lambda name, reason: None
-        self._program: tuple[bytes, str] | None = None
         self._app_found: Any = None
         self._guarded: set[str] = set()
         self._tunnelled = self._options.tunnelled
@@ -84,7 +83,7 @@ class ModalProvider:
         token = self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):
-                await box.unless_ended(bring_to_life(name, address, token, self._server()[0], self.dial))
+                await box.unless_ended(load_server(name, address, token, packed_server()[0], self.dial))
         except TimeoutError as error:
             hint = "; can this machine reach Modal's tunnels? `data_path: exec` needs none" if self._tunnelled else ""
             raise HostStartFailed(
@@ -142,11 +141,6 @@ class ModalProvider:
         named = spec.image if spec.image and not spec.image.startswith("/") else None
         return named or self._options.image
 
-    def _server(self) -> tuple[bytes, str]:
-        if self._program is None:
-            self._program = packed_server()
-        return self._program
-
     async def _app(self, *, create: bool) -> Any:
         if self._app_found is None:
             options = self._options
@@ -157,7 +151,7 @@ class ModalProvider:
     async def _arguments(self, name: str, spec: SandboxSpec) -> Mapping[str, Any]:
         """What `Sandbox.create` is called with."""
         app, image = await self._app(create=True), self._image(spec)
-        sha256 = (await asyncio.to_thread(self._server))[1]
+        sha256 = (await asyncio.to_thread(packed_server))[1]
         return {
             "command": self._command(name, image, sha256),
             "app": app,

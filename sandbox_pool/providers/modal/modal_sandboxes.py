@@ -44,8 +44,8 @@ LOOK_S = 0.5
 WATCH_RETRY_S = (1.0, 5.0, 15.0)
 TAGS_AT_ONCE = 8
 DETACH_S = 5.0
-LAST_WORDS_S = 5.0
-LAST_WORDS = 1000
+STDERR_TAIL_S = 5.0
+STDERR_TAIL = 1000
 Make = Callable[[], Awaitable[Mapping[str, Any]]]
 """Everything a create needs, got together: images built, secrets named."""
 
@@ -66,18 +66,18 @@ class Box:
         try:
             await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise HostStartFailed(f"{self.name}: {self.ended.result()}{await self._last_words()}")
+                raise HostStartFailed(f"{self.name}: {self.ended.result()}{await self._stderr_tail()}")
             task.result()
         finally:
             task.cancel()
             await asyncio.wait({task})
 
-    async def _last_words(self) -> str:
+    async def _stderr_tail(self) -> str:
         """What its first process wrote before it ended, if Modal still has it."""
         with suppress(TimeoutError, *SDK_ERRORS):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(STDERR_TAIL_S):
                 text = str(await self.sandbox.stderr.read.aio()).strip()
-                return f": {text[-LAST_WORDS:]}" if text else ""
+                return f": {text[-STDERR_TAIL:]}" if text else ""
         return ""
 
 

@@ -25,7 +25,7 @@ from sandbox_pool.providers.nomad.nomad_api import Json, NomadApi, NomadError
 from sandbox_pool.providers.nomad.nomad_job import META_HOST, META_OWNER, META_TOKEN, PORT, TASK, render_job
 from sandbox_pool.providers.nomad.nomad_options import NomadOptions
 from sandbox_pool.providers.nomad.nomad_watch import Allocation, AllocationWatch, heard, placement_problem
-from sandbox_pool.providers.remote_start import bring_to_life, packed_server, token_hash
+from sandbox_pool.providers.remote_start import load_server, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class NomadProvider:
         self._api = NomadApi(self._options)
         self._tell_lost: Callable[[str, str], None] = lambda name, reason: None
         self._watch: AllocationWatch | None = None
-        self._program: tuple[bytes, str] | None = None
         self._registered: dict[str | None, str] = {}
         self._unanswered: dict[str, str] = {}
         """Hosts whose dispatch may or may not have happened -> the job it was asked of."""
@@ -68,7 +67,7 @@ class NomadProvider:
 
     def job(self, spec: SandboxSpec) -> Json:
         """The job of hosts for this spec, as it is registered."""
-        return render_job(self._options, self._context, self._server()[1], self._image(spec))
+        return render_job(self._options, self._context, packed_server()[1], self._image(spec))
 
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Dispatch the host, or find the one of this name."""
@@ -88,7 +87,7 @@ class NomadProvider:
         address, token = f"tcp:{host}:{port}", self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):
-                await self._unless_gone(name, child, bring_to_life(name, address, token, self._server()[0]))
+                await self._unless_gone(name, child, load_server(name, address, token, packed_server()[0]))
         except TimeoutError as error:
             raise HostStartFailed(
                 f"{name}: {host}:{port} did not answer in {self._options.ready_timeout_s:g} s after its allocation "
@@ -137,11 +136,6 @@ class NomadProvider:
             return None
         named = spec.image if spec.image and not spec.image.startswith("/") else None
         return named or self._options.image
-
-    def _server(self) -> tuple[bytes, str]:
-        if self._program is None:
-            self._program = packed_server()
-        return self._program
 
     def _watching(self) -> AllocationWatch:
         if self._watch is None:
@@ -214,7 +208,7 @@ class NomadProvider:
                 if allocation.running:
                     return allocation
                 if allocation.gone:
-                    raise HostStartFailed(f"{name}: {allocation.why()}{await self._last_words(allocation.id)}")
+                    raise HostStartFailed(f"{name}: {allocation.why()}{await self._stderr_tail(allocation.id)}")
                 if waited_s > self._options.pending_timeout_s:
                     raise HostStartFailed(f"{name} is pending for {waited_s:.0f} s: {allocation.detail or 'no reason'}")
             else:
@@ -246,7 +240,7 @@ class NomadProvider:
                 news = watch.news()
                 gone = [each for each in watch.of_job(child) if each.gone]
                 if gone:
-                    raise HostStartFailed(f"{name}: {gone[-1].why()}{await self._last_words(gone[-1].id)}")
+                    raise HostStartFailed(f"{name}: {gone[-1].why()}{await self._stderr_tail(gone[-1].id)}")
                 waking = asyncio.ensure_future(heard(news, POLL_S))
                 try:
                     await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,7 +250,7 @@ class NomadProvider:
         finally:
             task.cancel()
 
-    async def _last_words(self, alloc_id: str) -> str:
+    async def _stderr_tail(self, alloc_id: str) -> str:
         """What the task wrote before it failed, if its node still has it."""
         try:
             text = await self._api.log_tail(alloc_id, TASK, "stderr", LOG_TAIL)

@@ -16,9 +16,8 @@ from grpclib import Status
 from sandbox_pool import SandboxLost
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.providers.modal import modal_relay
-from sandbox_pool.providers.modal.modal_exec import relay_text
+from sandbox_pool.providers.modal.modal_exec import HIGH_WATER, relay_text
 from sandbox_pool.providers.modal.modal_relay import MAX_BLOCK, Damaged, Packer, Unpacker
-from sandbox_pool.providers.modal.modal_transport import HIGH_WATER
 from support.modal_exec_host import QUICK, modal_host
 from support.pool_wait import eventually
 
