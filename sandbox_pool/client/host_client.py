@@ -1,4 +1,4 @@
-"""A host as its owner sees it: lease, release, snapshots, health. One connection, any number of sandboxes over it."""
+"""The client of one slot server: lease, release, snapshots, health. One connection serves any number of sandboxes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class HostHealth:
-    """A moment's view of a host."""
+    """Scratch space and slots of a host at one moment."""
 
     scratch_free_mb: int
     scratch_total_mb: int
@@ -74,7 +74,7 @@ class HostClient:
 
     @classmethod
     async def connect(cls, address: str, token: str, *, timeout_s: float = 10.0, dial: Dial = dial) -> HostClient:
-        """Connect and authenticate. Raises SandboxLost when nobody answers, ProtocolError when refused."""
+        """Connect and authenticate. Raises SandboxLost when there is no answer, ProtocolError when refused."""
         connection = await Connection.open(address, timeout_s, dial)
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""A leased slot as a task sees it: commands, files, background processes, snapshots."""
+"""A leased slot: commands, files, background processes, snapshots."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Sandbox:
         await self._ask("remove", rid=uuid.uuid4().hex, path=path, recursive=recursive)
 
     async def upload(self, local: Path | str, remote: str) -> None:
-        """Copy a local file or tree into the slot. To a path ending in `/`, or to a directory, it goes inside of it."""
+        """Copy a local file or tree into the slot. To a path ending in `/`, or to a directory, it goes inside it."""
         source = Path(local)
         into, name = remote, ""
         if not is_tree(source):
@@ -153,7 +153,7 @@ class Sandbox:
         return f"{remote.rstrip('/')}/{name}"
 
     async def download(self, remote: str, local: Path | str) -> None:
-        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside of it."""
+        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside it."""
         await unpack_local(self._connection.stream(self._header("pack", path=remote)), Path(local), remote)
 
     async def spawn(
@@ -227,7 +227,7 @@ class _Bridge:
         reply = _failed("the call was cancelled")
         try:
             reply = await self._handler(line.rstrip(b"\n"))
-        except Exception as error:  # the log has the whole of it; the slot is told no more than its kind
+        except Exception as error:  # the details go to the log; the slot learns only the type
             log.exception("the handler of a bridge failed")
             reply = _failed(f"the call failed outside the sandbox: {type(error).__name__}")
         finally:

@@ -1,7 +1,7 @@
-"""Slots to waiters, and slots back: the part of the pool that must never lose one.
+"""Gives slots to waiters and takes them back: the part of the pool that must never lose one.
 
-Runs in the pool's own loop, so that between two awaits nothing changes. Whatever has to happen after a caller was
-cancelled (a lease that came through late, a reset) runs in a task of the dispatcher's own.
+Runs in the pool's own loop, so nothing changes between two awaits. Work that must go on after its caller was cancelled
+(a lease that comes through late, a reset) runs in a task of the dispatcher.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Resets:
-    """Every path ends with the slot free, quarantined, or gone with its host."""
+    """Resets slots. Every path ends with the slot free, quarantined, or lost with its host."""
 
     def __init__(
         self, timeout_s: float, fleet: Fleet, metrics: PoolMetrics, on_done: Callable[[PooledHost], None]
@@ -104,7 +104,7 @@ class Dispatcher:
         self._closed = False
 
     def serve(self, fleet: Fleet, default_key: str, default_spec: SandboxSpec) -> None:
-        """Begin: the fleet to draw on, and what its first hosts are for."""
+        """Begin to give out slots of this fleet; its first hosts are for the default spec."""
         self._fleet = fleet
         self._resets = Resets(self._config.reset_timeout_s, fleet, self._metrics, self._slot_returned)
         self._default = (default_key, default_spec)
@@ -117,7 +117,7 @@ class Dispatcher:
             await self._first
 
     async def close(self) -> None:
-        """Tell everybody who waits that there will be no slot, and stop all timers."""
+        """Fail all waiters and stop all timers."""
         self._closed = True
         if not self._first.done():
             self._first.cancel()
@@ -136,7 +136,7 @@ class Dispatcher:
         ttl_s: float | None,
         locate: SnapshotLocator | None,
     ) -> Grant:
-        """Stand in line for a slot and lease it."""
+        """Wait for a slot and lease it."""
         loop = asyncio.get_running_loop()
         waiter = Waiter(key, spec, task_id, locate, loop.create_future())
         self._refuse_if_full(key)
@@ -224,7 +224,7 @@ class Dispatcher:
             self.reclaim(task.result())
 
     def reclaim(self, grant: Grant) -> None:
-        """Take a slot back without anybody waiting for it."""
+        """Take a slot back in the background."""
         if self._give_up(grant):
             self._tasks.start(self._resets.reset(grant))
 
@@ -262,7 +262,7 @@ class Dispatcher:
             waiter.granted.set_result((host, host.take()))
 
     def _pick(self, waiter: Waiter) -> PooledHost | None:
-        """The host with most free slots, so that load spreads; for a snapshot rather one that has it."""
+        """The host with most free slots, so that load spreads; for a snapshot, a host that has it comes first."""
         usable = [host for host in self._fleet.hosts.values() if host.key == waiter.key and host.free and host.serves]
         locate = waiter.locate
         if locate is not None:
@@ -270,7 +270,7 @@ class Dispatcher:
         return max(usable, key=lambda host: len(host.free), default=None)
 
     def scale(self) -> None:
-        """Start and stop hosts as demand has it."""
+        """Start and stop hosts as demand requires."""
         if self._closed:
             return
         waiting = {key: self.queue.count(key) for key in self.queue.waited_keys()}
@@ -297,7 +297,7 @@ class Dispatcher:
         if final:
             if not self._first.done():
                 self._first.set_exception(error)
-                self._first.exception()  # a pool with min_hosts=0 has nobody who waits for it
+                self._first.exception()  # with min_hosts=0 nothing awaits it
             if not any(host.serves for host in self._fleet.hosts.values() if host.key == key):
                 self.queue.fail(error, key)
 

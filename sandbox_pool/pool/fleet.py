@@ -1,4 +1,4 @@
-"""Starts, watches, replaces and stops the hosts of a pool. Lives in the pool's own loop.
+"""Starts, watches, replaces and stops the hosts of a pool. Runs in the pool's own loop.
 
 The journal brackets every host: intent before the provider is asked, forgotten only after the provider confirmed that
 it is gone.
@@ -115,7 +115,7 @@ class Fleet:
             self.lose(host, reason)
 
     def counted(self) -> list[PooledHost]:
-        """Hosts that count against `max_hosts`: all but those that only serve their last leases out."""
+        """Hosts that count against `max_hosts`: all but those that are draining."""
         return [host for host in self.hosts.values() if host.state in ("starting", "ready")]
 
     def grow(self, key: str, spec: SandboxSpec) -> None:
@@ -124,7 +124,7 @@ class Fleet:
         self._begin(PooledHost(name, key, spec, self._connect))
 
     def adopt(self, name: str, key: str, spec: SandboxSpec) -> None:
-        """Go on with a host that a dead pool left running and that is ours in the journal by now."""
+        """Use a host that a dead pool left running; the journal already names us as its owner."""
         self._metrics.bump("hosts_adopted")
         self._begin(PooledHost(name, key, spec, self._connect, adopted=True))
 
@@ -135,12 +135,12 @@ class Fleet:
         task.add_done_callback(lambda _: self._starts.pop(host.name, None))
 
     def retire(self, host: PooledHost, reason: str) -> None:
-        """Stop a host that nobody uses."""
+        """Stop an unused host."""
         self._dismiss(host, reason)
         self._metrics.bump("hosts_stopped")
 
     def lose(self, host: PooledHost, reason: str) -> None:
-        """The host is gone or must be taken for gone: its leases are lost, whatever is left of it is destroyed."""
+        """The host is gone or must be treated as gone: its leases are lost, and what is left of it is destroyed."""
         if host.state == "gone":
             return
         log.warning("host %s lost: %s", host.name, reason)
@@ -151,12 +151,12 @@ class Fleet:
         self._events.fleet_changed()
 
     def sweep(self) -> None:
-        """Stop draining hosts that served their leases out, and unhealthy ones that nobody uses."""
+        """Stop unused hosts that are draining or unhealthy."""
         for host in list(self.hosts.values()):
             if host.busy or host.state == "gone":
                 continue
             if host.state == "draining":
-                reason = "; ".join(host.quarantined.values()) or "draining"
+                reason = "; ".join(host.quarantined.values()) or "drained"
                 self.retire(host, reason)
             elif host.state == "ready" and host.unhealthy and host.health_failures:
                 self.retire(host, host.unhealthy)
@@ -197,7 +197,7 @@ class Fleet:
             raise HostStartFailed(f"{host.name} was not ready after {config.start_timeout_s:g} s") from error
         host.adopt_client(client)
         if self._health.expires_soon(host) and not host.adopted:
-            raise HostStartFailed(f"{host.name} would be ended by its place before a lease of it may be over")
+            raise HostStartFailed(f"{host.name} would be ended by its provider before a lease on it can finish")
         check_isolation(client.info, config.min_isolation)
         await self._take_over_slots(host)
         client.on_lost(lambda _: self.lose(host, "the connection to its slot server was lost"))
@@ -269,7 +269,7 @@ class Fleet:
             task.cancel()
         if polite and host.client is not None:
             await self._ask_to_end(host.client, host.name)
-        # Whoever still waits for an answer of this host gets `SandboxLost` now.
+        # Calls that still wait for an answer of this host raise `SandboxLost` now.
         await host.close_clients()
         await asyncio.to_thread(self._journal.stopping, host.name, reason)
         for pause_s in STOP_BACKOFF_S:

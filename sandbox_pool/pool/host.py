@@ -1,10 +1,10 @@
-"""One slot server as the pool sees it: which slots are free, who holds the others, and whether it may serve more.
+"""The pool's state of one host: which slots are free, who holds the others, and whether it may serve more.
 
     free -> leased -> resetting -> free
                           \\-> quarantined -> host replaced
 
-Every slot is in exactly one of these sets at any time; all changes happen in the pool's own loop. Health is kept apart:
-it only decides whether new leases are given, never what becomes of those that are held.
+Every slot is in exactly one of these sets at any time; all changes happen in the pool's own loop. Health is separate:
+it only decides whether new leases are given, never what happens to those that are held.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Grant:
 
 @dataclass(eq=False)
 class PooledHost:
-    """State of one host. `state` is starting, ready, draining (serves its leases out, gets no more) or gone."""
+    """State of one host. `state` is starting, ready, draining (keeps its leases, gets no more) or gone."""
 
     name: str
     key: str
@@ -83,7 +83,7 @@ class PooledHost:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody holds or is about to hold a slot."""
+        """Whether any slot is held or about to be held."""
         return bool(self.taken or self.grants or self.resetting)
 
     def take(self) -> int:
@@ -101,7 +101,7 @@ class PooledHost:
         self._touch()
 
     def leased(self, grant: Grant) -> bool:
-        """A reserved slot is leased now; True when it had served somebody before."""
+        """A reserved slot is leased now; True when it had been leased before."""
         self.taken.discard(grant.slot)
         self.grants[grant.slot] = grant
         reused = grant.slot in self.served
@@ -162,7 +162,7 @@ class PooledHost:
         self._clients[asyncio.get_running_loop()] = client
 
     def client_is_dead(self) -> bool:
-        """Whether the pool's own connection is gone, so that nothing can be asked of the host any more."""
+        """Whether the pool's own connection is gone, so that the host cannot be reached any more."""
         return self.client is None or self.client.closed
 
     async def close_clients(self) -> None:

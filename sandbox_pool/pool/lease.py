@@ -52,7 +52,7 @@ class Lease(Sandbox):
     async def exec(self, command: str, *, timeout_s: float | None = None, **options: Any) -> ExecResult:
         """As `Sandbox.exec`; the pool keeps the latency for its metrics.
 
-        The server enforces the timeout. One that does not answer well after it is not there any more: `SandboxLost`.
+        The server enforces the timeout. No answer `ANSWER_GRACE_S` after it is `SandboxLost`.
         """
         if timeout_s is None:
             timeout_s = self._pool.config.exec_timeout_s

@@ -1,11 +1,12 @@
 """The slot pool: hands isolated slots to tasks, first come first served, and takes every one of them back.
 
-Promises: a slot is in at most one task's hands; a slot that was used is proven clean before the next task gets it;
-cancelling a task in any phase loses no slot; what dies is replaced; what a dead process left behind is found in the
-journal and removed.
+Promises: a slot is leased to at most one task; a used slot is proven clean before the next task gets it; cancelling a
+task in any phase loses no slot; a host that dies is replaced; what a dead process left behind is found in the journal
+and removed.
 
-The pool's state belongs to one event loop, the one that started it. Leases may be taken and used from any other loop:
-the call for the slot crosses over to the pool's loop, commands then go over a connection of the caller's own loop.
+The pool's state belongs to the event loop that started it. Leases may be taken and used in any other loop: the request
+for a slot runs in the pool's loop, and commands use a connection of the caller's loop. Plain threads use
+`SlotPool.sync`.
 """
 
 from __future__ import annotations
@@ -244,17 +245,17 @@ class SlotPool:
         return self._snapshots.add(snapshot, grant.host, grant.spec)
 
     async def drop_snapshot(self, snapshot: str) -> None:
-        """Forget a snapshot and free its space on every host that has a copy."""
+        """Delete a snapshot on every host that has a copy."""
         assert self._home is not None
         work = self._snapshots.drop(snapshot)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._home))
 
     def status(self) -> PoolStatus:
-        """What the pool is doing right now. From another thread the picture may be a moment old."""
+        """What the pool is doing right now. Seen from another thread it may be a moment old."""
         return status_of(self._fleet, self._dispatcher, self.metrics)
 
     async def _maintain(self) -> None:
-        """Idle hosts go, blocked starts are retried, and the journal hears that this process lives."""
+        """Stop idle hosts, retry blocked starts, and renew this process's heartbeat in the journal."""
         beaten_s = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self.config.idle_s / 4))
@@ -264,7 +265,7 @@ class SlotPool:
                 await asyncio.to_thread(self._journal.beat, self.owner)
 
     async def _collect(self) -> None:
-        """What dead processes left behind goes, while this pool is already serving."""
+        """Remove what dead processes left behind, while this pool is already serving."""
         try:
             report = await collect_orphans(self._journal, self._context.state_dir, self.owner, places=[self._place])
         except Exception as error:  # noqa: BLE001 - leftovers of others must not stop this pool; gc shows the same fault

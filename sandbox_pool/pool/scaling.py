@@ -1,7 +1,7 @@
 """How many hosts there should be: a pure function of what is wanted and what there is.
 
 Order of the rules: (1) keep `min_hosts`; (2) start what the waiting need, oldest first, within the cap on starting
-hosts and `max_hosts`; (3) when `max_hosts` is reached and somebody waits for a key without a host, give up an idle
+hosts and `max_hosts`; (3) when `max_hosts` is reached and somebody waits for a key without a host, stop an idle
 host of another key; (4) stop hosts that were idle for `idle_s`, longest first, down to `min_hosts`.
 """
 
@@ -41,7 +41,10 @@ def plan(
     default_key: str,
     blocked: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Decide. `waiting` is in order of the oldest waiter; `blocked` keys failed lately and must not be started yet."""
+    """What to start and stop.
+
+    `waiting` is in order of the oldest waiter; `blocked` keys failed lately and must not be started yet.
+    """
     starting = sum(host.starting for host in hosts)
     wanted = [key for key in _wanted(hosts, waiting, config, default_key) if key not in blocked]
     room = min(config.max_hosts - len(hosts), config.max_starting - starting)

@@ -58,7 +58,7 @@ class PoolStatus:
 
 
 def status_of(fleet: Fleet, dispatcher: Dispatcher, metrics: PoolMetrics) -> PoolStatus:
-    """Take the picture."""
+    """The pool right now."""
     hosts = tuple(_host_status(host) for host in list(fleet.hosts.values()))
     return PoolStatus(hosts, sum(1 for _ in dispatcher.queue.waiting()), dict(fleet.leaked), metrics.summary())
 

@@ -35,11 +35,11 @@ from sandbox_pool.spec import SandboxSpec
 SLOW = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs"})
 """File systems that are shared over a network, or too slow for layers that live for seconds."""
 UNFIT = SLOW | {"overlay", "aufs", "fuse.fuse-overlayfs"}
-"""Overlay on overlay does not work either: inside a container, /dev/shm is the better place."""
+"""Overlay on overlay does not work either: inside a container, /dev/shm is better."""
 
 
 def candidates() -> list[Path]:
-    """Places to look at, best first."""
+    """Where scratch space is looked for, best first."""
     return [Path("/scratch"), Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm")]
 
 
@@ -182,7 +182,7 @@ class LocalProvider:
 
     def _prepare(self, name: str, address: str) -> None:
         directory = self._directory(name)
-        # Others may pass through but not look around: slots of another uid keep their layers below.
+        # Others may enter but not list it: slots of another uid keep their layers below.
         self._root.chmod(0o711)
         directory.mkdir(mode=0o711)
         _write_record(directory, self._record(name, address))
@@ -199,7 +199,7 @@ class LocalProvider:
         try:
             process = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            self._processes[name] = await creating  # known by its name, for the `stop` that follows
+            self._processes[name] = await creating  # so that the `stop` that follows finds it
             raise
         self._processes[name] = process
         assert process.stdin is not None
@@ -222,7 +222,7 @@ class LocalProvider:
                 stderr=log_file,
                 env=_server_environment(),
                 cwd="/",
-                # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers in good order.
+                # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers properly.
                 start_new_session=True,
                 user=None if user is None else user.pw_uid,
                 group=None if user is None else user.pw_gid,
@@ -249,11 +249,11 @@ class LocalProvider:
             return
         record = _read_record(directory) or {}
         if _is_running(record):
-            await _end_stranger(int(record["pid"]), int(record["ticks"]))
+            await _end_by_pid(int(record["pid"]), int(record["ticks"]))
 
 
 def _server_environment() -> dict[str, str]:
-    """Nothing of the client's environment: its secrets have no business in a process that runs a model's commands."""
+    """Nothing of the client's environment: it may hold secrets, and the server runs a model's commands."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
 
@@ -290,8 +290,8 @@ async def _end_child(process: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
-async def _end_stranger(pid: int, ticks: int) -> None:
-    """End a server that another process started: told to, then made to."""
+async def _end_by_pid(pid: int, ticks: int) -> None:
+    """End a server that another process started: SIGTERM, then SIGKILL."""
     for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
         if start_ticks(pid) != ticks:
             return

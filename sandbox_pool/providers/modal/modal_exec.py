@@ -1,11 +1,11 @@
-"""Reaches slot servers in Modal sandboxes that no tunnel leads to (`block_network`, inbound rules): through exec.
+"""Reaches slot servers in Modal sandboxes without a tunnel (`block_network`, inbound rules): through `Sandbox.exec`.
 
 A connection is one `Sandbox.exec` of the relay (`modal_relay.py`), which joins its stdin and stdout with the socket
 that the loader, and then the slot server, listens on inside the sandbox. A provider uses it like this:
 
     self.exec_path = ExecPath()
     address = self.exec_path.add(name, ExecHost(sandbox, f"tcp:127.0.0.1:{port}", expires_at_s))   # "exec:<name>"
-    await load_server(name, address, token, program, dial=self.dial)    # loads the server through the same relay
+    await load_server(name, address, token, program, dial=self.dial)      # loads the server through the same relay
     async def dial(self, protocol, address):                              # the provider is a `Dials`
         return await (self.exec_path.dial if ExecPath.knows(address) else dial)(protocol, address)
     self.exec_path.drop(name)         # in stop(); await self.exec_path.close() in close()
@@ -15,10 +15,10 @@ What it promises:
 - **Exact or lost.** Cuts of a stream are resumed where they happened, by the SDK and then, for a bounded number of
   tries, by iterating the stream again. Checksums over all that was sent prove each block before it is passed on; what
   cannot be resumed or proven ends the connection, and with it every pending call, with `SandboxLost`.
-- **No silence.** Each side gives a sign of life every `heartbeat_s`. The pool's end takes a relay that was not heard of
-  for `silence_s` for lost, whatever the SDK still hopes for.
+- **No silence.** The pool sends a heartbeat every `heartbeat_s`, and the relay answers it. A relay that sent nothing
+  for `silence_s` is lost, even while the SDK still retries.
 - **No relay is left.** Closing a connection, losing it, and cancelling a dial close the relay's stdin, which ends it.
-  When this process dies by SIGKILL the relay ends after `orphan_s` without a sign of life, and the `owner_ttl_s` of the
+  When this process dies by SIGKILL the relay ends after `orphan_s` without a heartbeat, and the `owner_ttl_s` of the
   slot server runs from there. The exec itself times out with the sandbox's life: after it there is nothing to reconnect
   to, and before it a connection that ended is dialled again like any other.
 - Nothing secret is in the arguments of the exec, which are a few KB (Modal takes 64 KiB).
@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 
 SCHEME = "exec:"
 ABANDON_S = 15.0
-"""How long an exec that nobody waits for any more may take to start, so that it can be told to end."""
+"""How long an exec whose caller was cancelled may take to start, so that it can be ended."""
 CONNECT_S = 3.0
-"""How long a relay waits for somebody to listen: the loader, a sandbox's first process, may still be starting."""
+"""How long a relay retries to connect: the loader, a sandbox's first process, may still be starting."""
 RESUME_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0)
 """Before each further try on a stream that was cut; the SDK tries for 10 s itself each time."""
 MAX_WRITE = 1 << 20
@@ -63,15 +63,15 @@ class ExecTimes:
 
     heartbeat_s: float = 5.0
     silence_s: float = 40.0
-    """A relay that was not heard of for so long is lost. Above the 10 s for which the SDK resumes a cut by itself."""
+    """A relay that sent nothing for so long is lost. Above the 10 s for which the SDK resumes a cut by itself."""
     orphan_s: float = 120.0
-    """A relay that hears nothing for so long ends. Far above the pauses that a busy event loop may make."""
+    """A relay that hears nothing for so long ends. Far above the pauses of a busy event loop."""
     close_s: float = 5.0
-    """How long the relay's end is tried to be told; it hears it by `orphan_s` at last."""
+    """How long to try to close the relay; after `orphan_s` it ends by itself."""
 
 
-def passing_errors() -> tuple[type[Exception], ...]:
-    """Errors of the SDK after which a stream can be resumed; all others say that the exec or its sandbox is gone."""
+def resumable_errors() -> tuple[type[Exception], ...]:
+    """Errors of the SDK after which a stream can be resumed; all others mean that the exec or its sandbox is gone."""
     from grpclib.exceptions import StreamTerminatedError
     from modal import exception
 
@@ -81,7 +81,7 @@ def passing_errors() -> tuple[type[Exception], ...]:
 
 async def resumed(stream: modal.io_streams.StreamReader[bytes]) -> AsyncGenerator[bytes, None]:
     """All chunks of a stream, each once: after a cut it is iterated again, which goes on at the offset reached."""
-    passing = passing_errors()
+    resumable = resumable_errors()
     pauses = iter(RESUME_PAUSES_S)
     while True:
         try:
@@ -89,7 +89,7 @@ async def resumed(stream: modal.io_streams.StreamReader[bytes]) -> AsyncGenerato
                 pauses = iter(RESUME_PAUSES_S)
                 yield chunk
             return
-        except passing:
+        except resumable:
             pause_s = next(pauses, None)
             if pause_s is None:
                 raise
@@ -97,26 +97,26 @@ async def resumed(stream: modal.io_streams.StreamReader[bytes]) -> AsyncGenerato
 
 
 async def drained(stdin: modal.io_streams.StreamWriter) -> None:
-    """What was written is in the sandbox: a try that fails leaves it in the buffer, and its offset says what is new."""
-    passing = passing_errors()
+    """Return when all that was written is in the sandbox. A failed try leaves it in the buffer for the next."""
+    resumable = resumable_errors()
     for pause_s in (*RESUME_PAUSES_S, None):
         try:
             await stdin.drain.aio()
             return
-        except passing:
+        except resumable:
             if pause_s is None:
                 raise
             await asyncio.sleep(pause_s)
 
 
-async def say_end(process: modal.container_process.ContainerProcess[bytes]) -> None:
+async def close_stdin(process: modal.container_process.ContainerProcess[bytes]) -> None:
     """Close the relay's stdin, which ends it."""
     process.stdin.write_eof()
     await process.stdin.drain.aio()
 
 
 class ExecTransport(asyncio.Transport):
-    """Bytes to and from a relay. `connected` is done when the relay is; `life` when it was told to end."""
+    """Bytes to and from a relay. `connected` is done when the relay is connected, `life` when the relay was closed."""
 
     def __init__(
         self, process: modal.container_process.ContainerProcess[bytes], protocol: asyncio.Protocol, times: ExecTimes
@@ -129,10 +129,10 @@ class ExecTransport(asyncio.Transport):
         self._packer = Packer()
         self._queue = bytearray()
         self._queued = asyncio.Event()
-        self._sign_due = False
+        self._heartbeat_due = False
         self._paused = False
         self._closing = False
-        self._unheard = 0
+        self._silent_rounds = 0
         self._stoppable: list[asyncio.Task[None]] = []
         self.connected: asyncio.Future[None] = loop.create_future()
         self.life = loop.create_task(self._live())
@@ -188,16 +188,16 @@ class ExecTransport(asyncio.Transport):
             await self._end(reader)
 
     async def _end(self, reader: asyncio.Task[None]) -> None:
-        """Have the relay end, and see it end; one that cannot be told is left to its own patience."""
-        with contextlib.suppress(*passing_errors(), *_gone_errors()):
+        """Close the relay and wait for its end; one that cannot be reached ends after `orphan_s`."""
+        with contextlib.suppress(*resumable_errors(), *_gone_errors()):
             async with asyncio.timeout(self._times.close_s):
-                await say_end(self._process)
+                await close_stdin(self._process)
                 await asyncio.wait([reader])
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 
     def _tell(self, error: Exception | None) -> None:
-        """The protocol hears of the end if it ever heard of the beginning; else whoever dialled does."""
+        """Tell the protocol of the end if it was told of the beginning, else the caller of `dial`."""
         if not self.connected.done():
             self.connected.set_exception(error or ConnectionAbortedError("closed before it was connected"))
             self.connected.exception()
@@ -208,7 +208,7 @@ class ExecTransport(asyncio.Transport):
         blocks = Unpacker()
         async with contextlib.aclosing(resumed(self._process.stdout)) as chunks:
             async for chunk in chunks:
-                self._unheard = 0
+                self._silent_rounds = 0
                 for block in blocks.feed(chunk):
                     self._take(block)
 
@@ -224,7 +224,7 @@ class ExecTransport(asyncio.Transport):
         while not (self._closing and not self._queue):
             await self._queued.wait()
             self._queued.clear()
-            while self._queue or self._sign_due:
+            while self._queue or self._heartbeat_due:
                 stdin.write(self._next_blocks())
                 await drained(stdin)
                 if self._paused and len(self._queue) <= HIGH_WATER // 4:
@@ -232,31 +232,31 @@ class ExecTransport(asyncio.Transport):
                     self._protocol.resume_writing()
 
     def _next_blocks(self) -> bytes:
-        """The next bytes of the queue in blocks, or a sign of life."""
+        """The next bytes of the queue in blocks, and a heartbeat when one is due."""
         taken = bytes(self._queue[:MAX_WRITE])
         del self._queue[:MAX_WRITE]
         starts = range(0, len(taken), MAX_BLOCK)
         blocks = [self._packer.pack(taken[start : start + MAX_BLOCK]) for start in starts]
-        if self._sign_due:
-            self._sign_due = False
+        if self._heartbeat_due:
+            self._heartbeat_due = False
             blocks.append(self._packer.pack(b""))
         return b"".join(blocks)
 
     async def _watch(self) -> None:
-        """Counts rounds, not time: a loop that was blocked has had no chance to hear anything."""
+        """Counts rounds, not time: a blocked loop could not have received anything."""
         allowed = max(1, round(self._times.silence_s / self._times.heartbeat_s))
-        while self._unheard <= allowed:
-            self._unheard += 1
-            self._sign_due = True
+        while self._silent_rounds <= allowed:
+            self._silent_rounds += 1
+            self._heartbeat_due = True
             self._queued.set()
             await asyncio.sleep(self._times.heartbeat_s)
-        raise ConnectionError(f"nothing was heard of the relay for {self._times.silence_s:g} s")
+        raise ConnectionError(f"the relay sent nothing for {self._times.silence_s:g} s")
 
     async def _explain(self, error: BaseException | None) -> Exception:
-        """What is known of the end that came by itself: the error here, and what the relay left on stderr."""
+        """Why the relay ended by itself: the error here, and the relay's stderr."""
         said = bytearray()
         code: int | None = None
-        with contextlib.suppress(*passing_errors(), *_gone_errors()):
+        with contextlib.suppress(*resumable_errors(), *_gone_errors()):
             async with asyncio.timeout(EXPLAIN_S):
                 code = await self._process.wait.aio()
                 async for chunk in resumed(self._process.stderr):
@@ -270,7 +270,7 @@ class ExecTransport(asyncio.Transport):
 
 
 def _gone_errors() -> tuple[type[Exception], ...]:
-    """What the SDK says of an exec whose sandbox is gone, or whose stdin is closed already."""
+    """Errors of the SDK for an exec whose sandbox is gone or whose stdin is closed already."""
     import modal
 
     return (modal.exception.Error, ValueError)
@@ -305,7 +305,7 @@ class ExecPath:
     times: ExecTimes = field(default_factory=ExecTimes)
     _hosts: dict[str, ExecHost] = field(default_factory=dict, init=False)
     _ends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
-    """Each is done when its relay was told to end."""
+    """Each is done when its relay was closed."""
     _open: set[ExecTransport] = field(default_factory=set, init=False)
 
     @staticmethod
@@ -339,11 +339,11 @@ class ExecPath:
         return transport
 
     async def _exec(self, host: ExecHost) -> modal.container_process.ContainerProcess:
-        """A running relay. An exec can not be taken back: cancelled on the way it is left to end, and told to."""
+        """A running relay. An exec cannot be cancelled: when the caller is, it is closed once it runs."""
         import modal
 
-        orphan_s, patience_s = str(self.times.orphan_s), str(CONNECT_S)
-        arguments = (host.python, "-I", "-S", "-c", relay_text(), host.target, orphan_s, patience_s)
+        orphan_s, connect_s = str(self.times.orphan_s), str(CONNECT_S)
+        arguments = (host.python, "-I", "-S", "-c", relay_text(), host.target, orphan_s, connect_s)
         starting = asyncio.ensure_future(
             host.sandbox.exec.aio(*arguments, timeout=host.exec_timeout_s(), text=False, workdir="/")
         )
@@ -360,7 +360,7 @@ class ExecPath:
         task.add_done_callback(self._ends.discard)
 
     async def close(self) -> None:
-        """Close what is open in this loop and wait, for a bounded time, until its relays were told to end."""
+        """Close what is open in this loop and wait, for a bounded time, until its relays were closed."""
         here = asyncio.get_running_loop()
         for transport in list(self._open):
             if transport.life.get_loop() is here:
@@ -373,14 +373,14 @@ class ExecPath:
 
 
 async def _abandon(starting: asyncio.Future[modal.container_process.ContainerProcess]) -> None:
-    """Nobody waits for this exec any more. Should even this fail, the relay's own patience ends it."""
+    """Close an exec whose caller was cancelled. If even this fails, the relay ends after `orphan_s`."""
     import modal
 
     try:
         async with asyncio.timeout(ABANDON_S):
             with contextlib.suppress(modal.exception.Error, OSError):
-                await say_end(await starting)
+                await close_stdin(await starting)
     except TimeoutError:
-        log.info("an exec that nobody waits for was not answered in %g s", ABANDON_S)
+        log.info("an exec whose caller was cancelled did not start in %g s", ABANDON_S)
     finally:
         starting.cancel()

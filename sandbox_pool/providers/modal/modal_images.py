@@ -1,4 +1,4 @@
-"""Images of sandboxes: named in one line, built once before the first sandbox that needs them."""
+"""Images of sandboxes: named in one string, built once before the first sandbox that needs them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Images:
         self._builds: dict[str | None, asyncio.Task[Any]] = {}
 
     async def built(self, named: str | None, app: Any) -> Any:
-        """The image, ready to use. Cancelling one who waits does not stop the build: others need it."""
+        """The image, ready to use. Cancelling one caller does not stop the build: others may need it."""
         task = self._builds.get(named)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._builds[named] = asyncio.get_running_loop().create_task(self._build(named, app))

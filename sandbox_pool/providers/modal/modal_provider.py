@@ -1,9 +1,9 @@
 """Hosts in Modal sandboxes: each one sandbox with a slot server, reached through a TLS tunnel or an exec.
 
-    start   build the image once, create the sandbox under the host's name, hand token and slot server to its loader
-            the same way, and ask it who it is
+    start   build the image once, create the sandbox under the host's name, send token and slot server to its loader,
+            and check which host answers
     watch   one long poll per sandbox; one that has ended, for whatever reason, is a lost host
-    stop    terminate by handle or by name, and wait until Modal says that it is over
+    stop    terminate by handle or by name, and wait until Modal confirms the end
     list    every sandbox of the app with our tag, with the owner from its tags
 
 A create takes Modal seconds; so a sandbox has many slots, and a task takes one of them in milliseconds. Nothing that
@@ -28,7 +28,7 @@ from sandbox_pool.providers.modal.modal_calls import ModalFault, ModalMissing, a
 from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
 from sandbox_pool.providers.modal.modal_images import ImageName, Images, named_secret
 from sandbox_pool.providers.modal.modal_options import ModalOptions
-from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, Box, Sandboxes
+from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, OpenSandbox, Sandboxes
 from sandbox_pool.providers.remote_start import load_server, loader_text, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 
@@ -124,8 +124,8 @@ class ModalProvider:
         await self._images.close()
         await self._sandboxes.close()
 
-    def _guard(self, box: Box) -> None:
-        """Tell when the sandbox ends, unless it is stopped before."""
+    def _guard(self, box: OpenSandbox) -> None:
+        """Report when the sandbox ends, unless it is stopped before."""
 
         def tell(ended: asyncio.Task[str]) -> None:
             if box.name in self._guarded:
@@ -162,7 +162,7 @@ class ModalProvider:
         }
 
     def _command(self, name: str, image: str | None, sha256: str) -> tuple[str, ...]:
-        """The loader and what it needs to know; not as variables: with GPUs they cost a secret per create."""
+        """The loader and its settings. Not as environment variables: with GPUs they cost a secret per create."""
         options, context = self._options, self._context
         variables = {
             "HRL_BIND": "0.0.0.0" if self._tunnelled else "127.0.0.1",
@@ -176,7 +176,7 @@ class ModalProvider:
         settings = [f"{key}={value}" for key, value in variables.items()]
         return "env", *settings, options.python, "-c", loader_text(), *server
 
-    async def _address(self, box: Box) -> str:
+    async def _address(self, box: OpenSandbox) -> str:
         if not self._tunnelled:
             target = f"tcp:127.0.0.1:{self._options.port}"
             inside = ExecHost(box.sandbox, target, box.expires_at_s, self._options.python)

@@ -1,7 +1,7 @@
 """Hosts on a Nomad cluster: each one dispatch of a parameterized job, reached on the port that Nomad gave it.
 
     start   register the job of this version, dispatch one child with the name as idempotency token, wait until its
-            allocation runs, hand token and slot server to its loader, and ask it who it is
+            allocation runs, send token and slot server to its loader, and check which host answers
     watch   event stream and list; an allocation that is lost, unknown, stopped or replaced is a lost host
     stop    purge the child and wait until its node has ended the task
     list    every job below the prefix, with the owner from its Meta
@@ -31,7 +31,7 @@ from sandbox_pool.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How long to trust the event stream before asking again."""
+"""How long to wait for the event stream before reading the state again."""
 STOP_POLL_S = 0.1
 LOG_TAIL = 1000
 Records = list[HostRecord]
@@ -116,7 +116,7 @@ class NomadProvider:
         return [_record(job) for job in await self._jobs() if META_HOST in (job.get("Meta") or {})]
 
     async def close(self) -> None:
-        """Stop following the cluster, and remove jobs that nobody has hosts of any more."""
+        """Stop following the cluster, and remove jobs without hosts."""
         if self._watch is not None:
             await self._watch.close()
             self._watch = None
@@ -161,7 +161,7 @@ class NomadProvider:
             if error.status != 404:
                 self._refused(name, error)
                 raise
-            # Somebody removed the job, or another pool tidied it away a moment ago.
+            # The job was removed, by a person or by another pool that had just closed.
             self._registered.clear()
             answer = await self._ask(name, await self._register(spec))
         del self._unanswered[name]
@@ -173,10 +173,10 @@ class NomadProvider:
 
     def _refused(self, name: str, error: NomadError) -> None:
         if error.status in (400, 403):
-            del self._unanswered[name]  # a clear no: nothing can exist
+            del self._unanswered[name]  # refused: nothing can exist
 
     async def _settle(self, name: str) -> None:
-        """A dispatch without an answer: asked again with the same token, what there is can be found and removed."""
+        """Repeat a dispatch that got no answer, with the same token, so that its job can be found and removed."""
         try:
             await self._ask(name, self._unanswered[name])
         except NomadError as error:
@@ -233,7 +233,7 @@ class NomadProvider:
         raise HostStartFailed(f"{name}: allocation {allocation.id[:8]} has no port {PORT!r}")
 
     async def _unless_gone(self, name: str, child: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, but give up when the allocation ends meanwhile."""
+        """Do the work, but stop when the allocation ends meanwhile."""
         watch, task = self._watching(), asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -251,7 +251,7 @@ class NomadProvider:
             task.cancel()
 
     async def _stderr_tail(self, alloc_id: str) -> str:
-        """What the task wrote before it failed, if its node still has it."""
+        """The end of the task's stderr, if its node still has it."""
         try:
             text = await self._api.log_tail(alloc_id, TASK, "stderr", LOG_TAIL)
         except NomadError:

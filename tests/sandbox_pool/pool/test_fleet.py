@@ -157,7 +157,7 @@ async def test_too_little_isolation_is_refused_at_once(make_pool):
 
 
 async def test_less_than_full_isolation_is_said_loudly(make_pool, caplog, monkeypatch):
-    monkeypatch.setattr("sandbox_pool.config._told", set())
+    monkeypatch.setattr("sandbox_pool.config._warned", set())
     async with make_pool(FakePlace(isolation="uid", missing=("memory",))) as pool:
         assert pool.status().isolation == "uid"
     assert "isolated by 'uid' only: a test says so" in caplog.text

@@ -118,7 +118,7 @@ async def test_a_pool_that_never_comes_is_not_waited_for(loader):
     await loader.start(load_s="0.5")
     code, errors = await loader.ended()
     assert code == 1
-    assert "no pool came" in errors
+    assert "no pool connected" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

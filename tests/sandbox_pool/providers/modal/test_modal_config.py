@@ -47,7 +47,7 @@ async def test_the_command_line_checks_promises_there(modal, tmp_path, capsys):
     ("option", "said"),
     [
         ("memory=4096", "unknown option 'memory'; did you mean 'memory_mb'"),
-        ("xyzzy=red", "unknown option 'xyzzy'; there are app, "),
+        ("xyzzy=red", "unknown option 'xyzzy'; valid: add_python, "),
         ("timeout_s=600", "must be longer than drain_s"),
         ("timeout_s=90000", "less than or equal to 86400"),
         ("image=registry:", "names nothing"),
