@@ -94,9 +94,9 @@ class LearnProcess:
 
 
 def main() -> int:
-    from environments.apps.learn.display import JsonShow
-    from environments.apps.learn.learn_run import LearnFailed
-    from environments.apps.learn.start import learn, load_plan
+    from environments.apps.learn.display import JsonDisplay
+    from environments.apps.learn.learn_run import LearnFailed, learn
+    from environments.apps.learn.plan import load_plan
 
     config, out, die_at, *flags = sys.argv[1:]
     trainer = (sys.executable, str(TRAINER), "--die-at", die_at)
@@ -104,7 +104,7 @@ def main() -> int:
     settings = [flag for flag in flags if flag != "--resume"]
     plan = load_plan(config, settings, Path(out), resume, trainer=trainer)
     try:
-        return learn(plan, JsonShow(sys.stdout))
+        return learn(plan, JsonDisplay(sys.stdout))
     except LearnFailed as error:
         sys.stderr.write(f"hermes-rl: {error}\n")
         return 1

@@ -1,7 +1,7 @@
-"""`hermes-rl bench NAME`: measures one part of the house and prints the figures beside their targets.
+"""`hermes-rl bench NAME`: measures one part of hermes-rl and prints the figures with their targets.
 
-A bench is one module `bench_NAME.py` in this folder with `HELP`, `add_arguments(parser)` and `measure(args) -> Report`.
-Adding a bench is adding its module and its name below.
+To add a bench, add its name to `BENCHES` and a module `environments/apps/bench/bench_NAME.py` with `HELP`,
+`add_arguments(parser)` and `measure(args) -> Report`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Protocol, cast
 
-HELP = "measure the loop (and other parts) on this machine"
 EXAMPLE = "hermes-rl bench loop --rollouts 64 --turns 8"
 
 BENCHES = ("loop", "serve", "tools")
@@ -29,7 +28,6 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target holds; None without one."""
         return None if self.target is None else self.value <= self.target
 
 
@@ -47,15 +45,12 @@ class Bench(Protocol):
 
     HELP: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the bench's flags."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def measure(self, args: argparse.Namespace) -> Report:
-        """Measure and return the figures."""
+    def measure(self, args: argparse.Namespace) -> Report: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subcommand per bench."""
     benches = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
     for name in BENCHES:
         bench = _load(name)
@@ -65,20 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; missed targets are shown, not punished: this machine may be busy."""
+    """Measure and print; a missed target is shown but does not change the exit code: this machine may be busy."""
     report = _load(args.bench).measure(args)
     print(as_json(report) if args.json else as_table(report))
     return 0
 
 
 def as_json(report: Report) -> str:
-    """The report as one JSON object; figures by name."""
     figures = {figure.name: {**asdict(figure), "met": figure.met} for figure in report.figures}
     return json.dumps({"bench": report.bench, "settings": report.settings, "figures": figures})
 
 
 def as_table(report: Report) -> str:
-    """The report as aligned lines."""
     settings = ", ".join(
         f"{name} {value:g}" if not isinstance(value, str) else f"{name} {value}"
         for name, value in report.settings.items()

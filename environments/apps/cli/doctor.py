@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from environments.apps.doctor import Finding
 
-HELP = "show what this machine can do, with a fix for what is missing"
 EXAMPLE = "hermes-rl doctor --json"
 
 _COLOURS = {"ok": "green", "limited": "yellow", "missing": "dim", "broken": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.add_argument("--config", metavar="NAME", help="also check the endpoints and tokenizers of this config")
     parser.add_argument("--json", action="store_true", help="print one JSON object, a key per subject")
 

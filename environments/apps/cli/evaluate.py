@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from environments.apps.cli.launching import add_config, add_run_directory, launch
+from environments.apps.cli.process import add_config, add_run_directory, launch
 from environments.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-HELP = "roll out the evaluation items and sum up: mean, pass@k, what infrastructure cost"
 EXAMPLE = "hermes-rl evaluate terminal_tasks --env.eval_items 16"
 TAKES_SETTINGS = True
 
@@ -20,7 +19,6 @@ LEARNED = "learn/smollm2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     from pathlib import Path
 
     add_config(parser, required=False)

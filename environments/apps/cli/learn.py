@@ -7,7 +7,6 @@ import sys
 
 from environments.errors import UsageError
 
-HELP = "watch a real model learn on this machine: run-api, slots, llama.cpp and a reference trainer in one command"
 EXAMPLE = "hermes-rl learn --minutes 20"
 TAKES_SETTINGS = True
 
@@ -15,7 +14,6 @@ DEFAULT_CONFIG = "learn/smollm2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     from pathlib import Path
 
     parser.add_argument("--config", default=DEFAULT_CONFIG, help=f"YAML file or shipped config ({DEFAULT_CONFIG})")
@@ -29,21 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Learn; exit code 1 when a part was lost, 130 when interrupted."""
+    """Learn; exit code 1 when a process failed, 130 when interrupted."""
     if args.resume and args.fresh:
         raise UsageError("give either --resume or --fresh, not both")
     from environments.config import find_config
 
     find_config(args.config)  # a wrong name is answered before anything heavy is imported
-    from environments.apps.learn.display import show_for
-    from environments.apps.learn.learn_run import LearnFailed
-    from environments.apps.learn.start import learn, load_plan
+    from environments.apps.learn.display import display_for
+    from environments.apps.learn.learn_run import LearnFailed, learn
+    from environments.apps.learn.plan import load_plan
     from environments.launch import configure_logging
 
     configure_logging()
     plan = load_plan(args.config, settings(args), args.out, args.resume, args.fresh)
     try:
-        return learn(plan, show_for(args.json))
+        return learn(plan, display_for(args.json))
     except LearnFailed as error:
         sys.stderr.write(f"hermes-rl: {error}\n")
         return 1

@@ -11,12 +11,12 @@ import pytest
 
 from environments.apps.cli.evaluate import adapter_settings
 from environments.apps.learn.charts import Chart, Line, Point
-from environments.apps.learn.display import BoardShow, PlainShow, sparkline
+from environments.apps.learn.display import LiveDisplay, PlainDisplay, sparkline
 from environments.apps.learn.evaluator import RolloutTail, evaluation_figures, shared_prompt
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.learn_run import Clock
 from environments.apps.learn.plan import LearnPlan
-from environments.apps.learn.plot_runs import main as picture
+from environments.apps.learn.plot_runs import main as plot_runs
 from environments.apps.learn.run_folder import RunFolder, read_entries
 from environments.errors import UsageError
 from environments.launch import load_run
@@ -104,7 +104,7 @@ def test_new_rollouts_are_read_once_and_never_half(tmp_path):
     assert shared_prompt(path) == []
 
 
-def test_a_chart_is_a_picture_in_bounds_with_error_bars_and_a_legend():
+def test_a_chart_is_an_svg_in_bounds_with_error_bars_and_a_legend():
     lines = [
         Line("learn <1>", [Point(0, 0.1, 0.05), Point(10, 0.7, 0.05)]),
         Line("shuffled", [Point(0, 0.1), Point(10, 1.9)]),
@@ -137,25 +137,25 @@ def test_the_report_shows_curves_kinds_and_examples_and_escapes_what_the_model_w
     assert "No evaluation" in verdict([])
 
 
-def test_a_picture_holds_several_runs_by_name(tmp_path, capsys):
+def test_a_chart_holds_several_runs_by_name(tmp_path, capsys):
     for name, end in (("one", 0.6), ("two", 0.1)):
         with RunFolder(tmp_path / name) as folder:
             folder.add(evaluation(0, 0.05))
             folder.add(evaluation(30, end))
     out = tmp_path / "a.svg"
-    assert picture([f"right={tmp_path / 'one'}", str(tmp_path / "two"), "--out", str(out)]) == 0
+    assert plot_runs([f"right={tmp_path / 'one'}", str(tmp_path / "two"), "--out", str(out)]) == 0
     assert ">right<" in out.read_text()
     assert ">two<" in out.read_text()
-    assert picture([str(tmp_path / "none"), "--out", str(out)]) == 2
+    assert plot_runs([str(tmp_path / "none"), "--out", str(out)]) == 2
     assert "no metrics.jsonl" in capsys.readouterr().err
 
 
 def test_lines_in_a_pipe_say_the_figures():
     out = io.StringIO()
-    with PlainShow(out, every_s=0.0) as show:
-        show.event(step(3, parse_rate=0.5, sampling_s=2.0, train_s=11.0, tokens_per_s=210.0))
-        show.evaluating(1, 27)
-        show.event(evaluation(10, 0.4, duration_s=61.0))
+    with PlainDisplay(out, every_s=0.0) as display:
+        display.event(step(3, parse_rate=0.5, sampling_s=2.0, train_s=11.0, tokens_per_s=210.0))
+        display.evaluating(1, 27)
+        display.event(evaluation(10, 0.4, duration_s=61.0))
     first, second, third = out.getvalue().splitlines()
     assert "step 3: reward 0.300" in first
     assert "210 tokens/s, sampling 2.0 s tools - s training 11.0 s" in first
@@ -164,13 +164,13 @@ def test_lines_in_a_pipe_say_the_figures():
     assert sparkline([0.0, None, 0.5, 2.0], 0.0, 1.0) == "▁ ▅█"
 
 
-def test_the_board_shows_the_last_figures_their_curves_and_what_goes_on():
+def test_the_live_table_shows_the_last_figures_their_curves_and_what_goes_on():
     out = io.StringIO()
-    with BoardShow(out) as board:
-        board.event(evaluation(0, 0.4, duration_s=61.0))
-        board.event(step(1, parse_rate=0.5, sampling_s=2.0))
-        board.say("sampling for step 2")
-        board.evaluating(1, 27)
+    with LiveDisplay(out) as display:
+        display.event(evaluation(0, 0.4, duration_s=61.0))
+        display.event(step(1, parse_rate=0.5, sampling_s=2.0))
+        display.say("sampling for step 2")
+        display.evaluating(1, 27)
     shown = out.getvalue()
     for text in ("held-out success", "40.0 % ± 4.0", "50.0 %", "sampling 2.0 s", "sampling for step 2: 1 of 27 tasks"):
         assert text in shown
