@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print("starting: slots, policies, model (a few seconds)", markup=False)
-    from environments.apps.demo.play import DemoPlan, run_demo
+    from environments.apps.demo.demo_run import DemoPlan, run_demo
     from environments.launch import load_environment
 
     env = load_environment("demo", args.settings)

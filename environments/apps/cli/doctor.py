@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from environments.apps.doctor import Finding
+    from environments.apps.doctor.doctor_checks import Finding
 
 EXAMPLE = "hermes-rl doctor --json"
 
@@ -22,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit 1 when something is broken."""
-    from environments.apps.doctor import examine
+    from environments.apps.doctor.doctor_checks import run_checks
     from environments.config import find_config
     from environments.config.yaml_file import read_yaml
 
     settings = read_yaml(find_config(args.config)).data if args.config else None
-    findings = asyncio.run(examine(settings))
+    findings = asyncio.run(run_checks(settings))
     if args.json:
         print(json.dumps(as_json(findings), indent=2))
     else:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:
-    """One key per subject; a subject that is found several times (endpoints) becomes a list."""
+    """One key per subject; a subject with several findings (endpoints) becomes a list."""
     result: dict[str, object] = {}
     for finding in findings:
         entry = {"status": finding.status, "detail": finding.detail, "fix": finding.fix}
