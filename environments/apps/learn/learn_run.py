@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -26,7 +25,7 @@ from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evalu
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
-from environments.atropos.api import until_up
+from environments.atropos.api import run_api_command, until_up
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
@@ -135,8 +134,7 @@ class LearnRun:
         plan, folder = self._plan, self._folder
         port = free_port()
         api_url, model = f"http://127.0.0.1:{port}", front.model.path
-        command = [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]
-        api = await stack.enter_async_context(Child("run-api", command, folder.log("run-api")))
+        api = await stack.enter_async_context(Child("run-api", run_api_command(port), folder.log("run-api")))
         try:
             await until_up(api_url)
         except TimeoutError as error:
