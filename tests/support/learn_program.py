@@ -54,11 +54,16 @@ class LearnProcess:
     """One start of `learn`, its events read as they come."""
 
     def __init__(self, config: Path, out: Path, *flags: str, die_at: int = -1) -> None:
+        """Starts in the folder of the config."""
         command = [sys.executable, __file__, str(config), str(out), str(die_at), *flags]
         self.log = out.with_suffix(".stderr")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, env=os.environ | {"PYTHONPATH": str(TESTS)}
+                command,
+                cwd=config.parent,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(TESTS)},
             )
         self.events: list[dict[str, Any]] = []
 

@@ -12,6 +12,7 @@ import pytest
 from agent_loop.records.record import RolloutRecord
 from environments.apps.learn.run_folder import read_entries
 from support.learn_program import LearnProcess, tiny_config
+from support.own_packages import write_own_packages
 from support.tokens_cpu import require_cpu_model
 
 pytestmark = pytest.mark.timeout(900)
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 def start(tmp_path):
     require_cpu_model()
     pytest.importorskip("jax", reason="jax is not installed (extra learn)")
+    write_own_packages(tmp_path)  # the processes of a run must not import them
     started: list[LearnProcess] = []
 
     def begin(name: str, *flags: str, steps: int = 1, die_at: int = -1) -> LearnProcess:
