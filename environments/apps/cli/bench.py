@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 EXAMPLE = "hermes-rl bench loop --rollouts 64 --turns 8"
 
@@ -82,6 +84,13 @@ def as_table(report: Report) -> str:
         verdict = "" if figure.met is None else f"   target <= {figure.target:g}: {'met' if figure.met else 'MISSED'}"
         lines.append(f"  {figure.name:<{width}}  {figure.value:>10.3f} {figure.unit:<8}{verdict}".rstrip())
     return "\n".join(lines)
+
+
+async def timed(call: Callable[..., Awaitable[object]], *arguments: Any) -> float:
+    """Seconds that one call took."""
+    began = time.perf_counter()
+    await call(*arguments)
+    return time.perf_counter() - began
 
 
 def _load(name: str) -> Bench:

@@ -21,7 +21,7 @@ import numpy as np
 
 from environments.apps.reference_trainer.llama import Array, Lora, Model, Shape, logprobs, new_lora
 from environments.apps.reference_trainer.microbatches import Microbatch, microbatches
-from environments.apps.reference_trainer.rows import Row, apply_control, sampled_tokens
+from environments.apps.reference_trainer.rows import TrainingRow, apply_control, sampled_tokens
 from environments.apps.reference_trainer.trainer_settings import TrainerSettings
 
 EPSILON = 1e-8
@@ -84,7 +84,7 @@ class Learner:
         lora = new_lora(self.model, self.settings.rank, self.settings.seed)
         return State(0, 0, lora, new_adam(lora))
 
-    def train(self, state: State, rows: Sequence[Row]) -> tuple[State, StepFigures]:
+    def train(self, state: State, rows: Sequence[TrainingRow]) -> tuple[State, StepFigures]:
         step = state.step + 1
         fresh = [row for row in rows if self._staleness(state, row) <= self.settings.max_staleness]
         used = apply_control(self.settings.control, fresh, self.settings.seed, step)
@@ -112,7 +112,7 @@ class Learner:
         first, last = self.settings.learning_rate, self.settings.final_learning_rate
         return last + (first - last) * max(0.0, 1 - (step - 1) / max(1, self.settings.steps - 1))
 
-    def _gradient(self, lora: Lora, rows: Sequence[Row], batch_tokens: int) -> tuple[Lora, dict[str, Any]]:
+    def _gradient(self, lora: Lora, rows: Sequence[TrainingRow], batch_tokens: int) -> tuple[Lora, dict[str, Any]]:
         total: Lora | None = None
         loss, sums = 0.0, []
         for batch in microbatches(rows, self.settings.microbatch_segments):
@@ -138,11 +138,16 @@ class Learner:
             "clipped_share": sum(s.clipped for s in sums) / tokens,
         }
 
-    def _staleness(self, state: State, row: Row) -> int:
+    def _staleness(self, state: State, row: TrainingRow) -> int:
         return 0 if row.oldest_version is None else state.step - row.oldest_version
 
     def _count(
-        self, state: State, step: int, rows: Sequence[Row], fresh: Sequence[Row], used: Sequence[Row]
+        self,
+        state: State,
+        step: int,
+        rows: Sequence[TrainingRow],
+        fresh: Sequence[TrainingRow],
+        used: Sequence[TrainingRow],
     ) -> dict[str, Any]:
         known = [self._staleness(state, row) for row in rows if row.oldest_version is not None]
         groups = {row.group for row in rows}

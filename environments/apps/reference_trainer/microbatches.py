@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from environments.apps.reference_trainer.rows import Floats, Ints, Row
+from environments.apps.reference_trainer.rows import Floats, Ints, TrainingRow
 
 PREFIX_STEP = 32
 SEGMENTS_STEP = 12
@@ -42,13 +42,13 @@ class Microbatch(NamedTuple):
     """1, or 0 for padding."""
 
 
-def microbatches(rows: Sequence[Row], max_segments: int, share: bool = True) -> list[Microbatch]:
+def microbatches(rows: Sequence[TrainingRow], max_segments: int, share: bool = True) -> list[Microbatch]:
     """All rows; groups stay together, and those of similar length come next to each other."""
     prefix = shared_length(rows) // PREFIX_STEP * PREFIX_STEP if rows and share else 0
     by_group = [list(group) for _, group in groupby(sorted(rows, key=lambda r: r.group), key=lambda r: r.group)]
     by_group.sort(key=lambda group: max(len(row.tokens) for row in group))
     parts = [group[i : i + max_segments - 1] for group in by_group for i in range(0, len(group), max_segments - 1)]
-    batches: list[list[Row]] = []
+    batches: list[list[TrainingRow]] = []
     room = 0
     for part in parts:
         needed = 1 + (len({row.tokens.tobytes() for row in part}) if share else len(part))
@@ -60,7 +60,7 @@ def microbatches(rows: Sequence[Row], max_segments: int, share: bool = True) -> 
     return [_padded(batch, prefix, share) for batch in batches]
 
 
-def shared_length(rows: Sequence[Row]) -> int:
+def shared_length(rows: Sequence[TrainingRow]) -> int:
     """How many tokens all rows share before the first sampled one."""
     first = rows[0].tokens[: min(int(row.trained[0]) for row in rows)]
     for row in rows[1:]:
@@ -78,7 +78,7 @@ def padded_length(length: int) -> int:
 class _Segments:
     """Segments of a microbatch as they are collected; `places` says where the tokens of a row are among them."""
 
-    def __init__(self, rows: Sequence[Row], prefix: int, share: bool) -> None:
+    def __init__(self, rows: Sequence[TrainingRow], prefix: int, share: bool) -> None:
         self.tokens: list[Ints] = []
         self.parents: list[int] = []
         self._cuts: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ class _Segments:
                 self._cuts.append((own, cut))
         self._prefix = prefix
 
-    def places(self, number: int, row: Row, length: int) -> np.ndarray:
+    def places(self, number: int, row: TrainingRow, length: int) -> np.ndarray:
         """Of the logits that chose the trained tokens of a row, with segments padded to `length`."""
         at = row.trained - 1
         segment, cut = self._cuts[number]
@@ -111,7 +111,7 @@ class _Segments:
         return len(self.tokens) - 1
 
 
-def _padded(rows: Sequence[Row], prefix: int, share: bool) -> Microbatch:
+def _padded(rows: Sequence[TrainingRow], prefix: int, share: bool) -> Microbatch:
     segments = _Segments(rows, prefix, share)
     height = -(-len(segments.tokens) // SEGMENTS_STEP) * SEGMENTS_STEP
     length = padded_length(max(map(len, segments.tokens)))

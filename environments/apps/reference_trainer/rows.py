@@ -39,7 +39,7 @@ class BadBatch(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One sequence. The four arrays have one entry per token."""
 
     tokens: Ints
@@ -61,16 +61,16 @@ class Row:
         return np.flatnonzero(self.labels != MASKED)
 
 
-def sampled_tokens(rows: Sequence[Row]) -> int:
+def sampled_tokens(rows: Sequence[TrainingRow]) -> int:
     """Tokens of these rows that were sampled, and so can be trained on."""
     return sum(len(row.trained) for row in rows)
 
 
-def read_batch(batch: Sequence[Mapping[str, Any]], std_floor: float) -> list[Row]:
+def read_batch(batch: Sequence[Mapping[str, Any]], std_floor: float) -> list[TrainingRow]:
     return [row for index, group in enumerate(batch) for row in _read_group(index, group, std_floor)]
 
 
-def _read_group(index: int, group: Mapping[str, Any], std_floor: float) -> list[Row]:
+def _read_group(index: int, group: Mapping[str, Any], std_floor: float) -> list[TrainingRow]:
     params = group.get("generation_params") or {}
     count = len(group["tokens"])
     rollouts = params.get("rollout_ids") or list(range(count))
@@ -81,7 +81,7 @@ def _read_group(index: int, group: Mapping[str, Any], std_floor: float) -> list[
     for i in range(count):
         labels = np.asarray(group["masks"][i], np.int32)
         sampled = labels != MASKED
-        row = Row(
+        row = TrainingRow(
             tokens=np.asarray(group["tokens"][i], np.int32),
             labels=labels,
             logprobs=np.asarray(group["inference_logprobs"][i], np.float32),
@@ -105,7 +105,7 @@ def oldest_version(versions: Sequence[str | None]) -> int | None:
     return min(map(int, numbers))
 
 
-def apply_control(control: Control, rows: list[Row], seed: int, step: int) -> list[Row]:
+def apply_control(control: Control, rows: list[TrainingRow], seed: int, step: int) -> list[TrainingRow]:
     """The rows as the control changes them; the same for the same seed and step."""
     if control == "shuffled":
         return shuffled(rows, np.random.default_rng((seed, step)))
@@ -114,7 +114,7 @@ def apply_control(control: Control, rows: list[Row], seed: int, step: int) -> li
     return rows
 
 
-def shuffled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
+def shuffled(rows: list[TrainingRow], rng: np.random.Generator) -> list[TrainingRow]:
     """Advantages change rows within their group: only which rollout earned what is wrong.
 
     Across groups they would not add up to zero in each: whole groups would be made less likely at random, and the model
@@ -129,7 +129,7 @@ def shuffled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
     ]
 
 
-def shifted(row: Row) -> Row:
+def shifted(row: TrainingRow) -> TrainingRow:
     """Labels, logprobs and advantages one place too late, the classic error of taking the logits at a token's own
     place. The last label is lost."""
     return replace(

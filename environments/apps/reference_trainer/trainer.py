@@ -22,7 +22,7 @@ from environments.apps.reference_trainer.trainer_api import Group, ModelFront, R
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
 
 
-class Stopped(Exception):
+class StopNow(Exception):
     """A stop was asked for while waiting."""
 
 
@@ -43,15 +43,15 @@ class StopRequest:
         self.asked = True
         if self._waiting:
             self._waiting = False
-            raise Stopped
+            raise StopNow
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, a stop raises Stopped."""
+        """Inside, a stop raises StopNow."""
         self._waiting = True
         try:
             if self.asked:
-                raise Stopped
+                raise StopNow
             yield
         finally:
             self._waiting = False
@@ -93,7 +93,7 @@ class Trainer:
             self._report({"event": "ready", "step": state.step, "batch_size": job.batch_size})
             while state.step < job.steps and not self._stop.asked:
                 state = self._step(learner, state)
-        except Stopped:
+        except StopNow:
             pass
         self._report({"event": "done", "step": state.step, "version_served": self._served, "stopped": self._stop.asked})
 
