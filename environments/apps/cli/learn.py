@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pathlib import Path
 
     parser.add_argument("--config", default=DEFAULT_CONFIG, help=f"YAML file or shipped config ({DEFAULT_CONFIG})")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in all (trainer.steps)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in total (trainer.steps)")
     parser.add_argument("--minutes", type=float, metavar="M", help="end near this time (learn.minutes)")
     parser.add_argument("--control", choices=("shuffled", "shifted"), help="a negative control, which must not learn")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"), metavar="DIR", help="default runs/learn")
-    parser.add_argument("--resume", action="store_true", help="go on from the last step of the run in DIR")
+    parser.add_argument("--resume", action="store_true", help="continue after the last step of the run in DIR")
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR first")
     parser.add_argument("--json", action="store_true", help="one JSON object per event")
 

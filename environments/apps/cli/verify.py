@@ -1,4 +1,4 @@
-"""`hermes-rl verify`: proves a file of stored rollouts right, or names the first violation."""
+"""`hermes-rl verify`: proves that stored rollouts are token-exact, or names the first violation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent_loop.records.record import RolloutRecord
     from agent_loop.records.verify import Report
 
-EXAMPLE = "hermes-rl verify runs/latest/rollouts.jsonl --against http://127.0.0.1:8080"
+EXAMPLE = "hermes-rl verify runs/demo/rollouts.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
