@@ -20,7 +20,7 @@ from environments.atropos.link import ApiLink, Stopped
 from environments.atropos.outbox import Outbox
 from environments.atropos.pacing import Pace, crossed, enough, groups_to_start
 from environments.atropos.stops import Stop
-from environments.config import ConfigError
+from environments.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

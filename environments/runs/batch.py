@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
-from environments.config import masked
+from environments.config.loader import masked
 from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.sft import export_sft
 from environments.runs.store import RunDiffers, RunStore

@@ -192,11 +192,11 @@ async def test_a_context_that_overflows_gives_segments_that_are_all_delivered(po
 
 
 async def test_the_tools_of_a_group_follow_from_the_seed(pool: DirectoryPool) -> None:
-    from environments.rollouts.planning import Plan
+    from environments.rollouts.planning import choose_tools
 
     env = NumberEnv(pool, None, distribution="balanced", seed=3)
-    drawn = [Plan(env.config).tools(index) for index in range(8)]
-    assert drawn == [Plan(env.config).tools(index) for index in range(8)]
+    drawn = [choose_tools(env.config, index) for index in range(8)]
+    assert drawn == [choose_tools(env.config, index) for index in range(8)]
     assert len(set(drawn)) > 1
     with pytest.raises(ValueError, match="unknown toolset"):
         NumberEnv(pool, None, enabled_toolsets=["terminl"])
@@ -207,10 +207,10 @@ async def test_the_tools_of_a_group_follow_from_the_seed(pool: DirectoryPool) ->
 
 
 async def test_disabled_tools_are_taken_away_from_the_enabled_ones(pool: DirectoryPool) -> None:
-    from environments.rollouts.planning import Plan
+    from environments.rollouts.planning import choose_tools
 
     env = NumberEnv(pool, None, enabled_toolsets=["terminal", "file"], disabled_toolsets=["process", "patch"])
-    assert Plan(env.config).tools(0).names() == ("terminal", "read_file", "write_file", "search_files")
+    assert choose_tools(env.config, 0).names() == ("terminal", "read_file", "write_file", "search_files")
 
 
 async def test_shaping_is_added_to_the_verifier_score_and_kept_apart(pool: DirectoryPool) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from environments.config.flags import split_settings
 from environments.errors import UsageError
 
 VERBS = (
@@ -29,9 +29,6 @@ VERBS = (
     "bench",
     "doctor",
 )
-
-
-_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 
 
 class Verb(Protocol):
@@ -57,22 +54,6 @@ class _Parser(argparse.ArgumentParser):
 def load_verb(name: str) -> Verb:
     """Import one verb's module."""
     return cast("Verb", importlib.import_module(f"environments.apps.cli.{name}"))
-
-
-def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take the dotted flags and their values out of a command line: argparse cannot know them."""
-    words: list[str] = []
-    settings: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not _SETTING.fullmatch(word):
-            words.append(word)
-            continue
-        settings.append(word)
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            settings.append(rest.pop(0))
-    return words, settings
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:

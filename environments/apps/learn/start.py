@@ -11,7 +11,7 @@ from typing import Any
 
 from environments.apps.learn.display import Show
 from environments.apps.learn.learn_run import LearnRun
-from environments.apps.learn.plan import LearnPlan
+from environments.apps.learn.plan import LearnPlan, LearnRunConfig
 from environments.errors import UsageError
 from environments.launch import load_run
 
@@ -24,7 +24,7 @@ def load_plan(
     """The plan; UsageError for what cannot work."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
-    kind, config = load_run(source, settings)
+    kind, config = load_run(source, settings, None, LearnRunConfig)
     return LearnPlan(kind, config, out, resume, fresh, **more)
 
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from environments.apps.cli.main import VERBS, load_verb, main, split_settings
+from environments.apps.cli.main import VERBS, load_verb, main
+from environments.config.flags import split_settings
 
 
 def call(capsys, *words):

@@ -15,7 +15,7 @@ from environments.apps.learn.display import BoardShow, PlainShow, sparkline
 from environments.apps.learn.evaluator import RolloutTail, evaluation_figures, shared_prompt
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.learn_run import Clock
-from environments.apps.learn.plan import LearnPlan
+from environments.apps.learn.plan import LearnPlan, LearnRunConfig
 from environments.apps.learn.plot_runs import main as picture
 from environments.apps.learn.run_folder import RunFolder, read_entries
 from environments.errors import UsageError
@@ -181,7 +181,7 @@ def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
     source = tiny_config(tmp_path / "a.yaml")
 
     def plan(*settings: str) -> LearnPlan:
-        kind, config = load_run(source, settings)
+        kind, config = load_run(source, settings, None, LearnRunConfig)
         return LearnPlan(kind, config, tmp_path / "out")
 
     with pytest.raises(UsageError, match="cpu-model"):
