@@ -28,7 +28,7 @@ from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
-from environments.atropos.packing import Packer, ScoredRollout
+from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
 from environments.atropos.servers import AtroposServerBackend
 from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
@@ -221,6 +221,17 @@ class HermesAgentBaseEnv(AtroposEnv):
                 self.max_token_len,
                 self.config.ensure_scores_are_not_same,
             )
+
+    def _checked_before(self, group: Group, max_token_len: int) -> bool:
+        kind = type(self)
+        if not isinstance(group, PackedGroup) or max_token_len != self.max_token_len:
+            return False
+        if kind.collect_trajectories is not HermesAgentBaseEnv.collect_trajectories:
+            return False
+        if kind.postprocess_histories is not AtroposEnv.postprocess_histories:
+            return False
+        # The trainer may have been replaced by one that takes less while segments waited to fill a group.
+        return max_token_len <= 0 or all(len(tokens) < max_token_len for tokens in group["tokens"])
 
     async def run_group(
         self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None

@@ -20,13 +20,11 @@ from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import Field
 
-from environments.atropos.api import RolloutApi
+from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
-from environments.atropos.groups import Group, GroupRejected, check_group
-from environments.atropos.link import ApiLink
+from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
-from environments.atropos.pacing import Pace, batch_problem
-from environments.atropos.serve_loop import ServeCounts, ServeHooks, ServeLoop, ServeSettings
+from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, ServeSettings, batch_problem
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
@@ -268,15 +266,20 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         # An explicit advantage is a signal of its own: groups that carry one need no spread of scores.
         must_differ = self.config.ensure_scores_are_not_same and group.get("advantages") is None
         try:
-            await asyncio.to_thread(check_group, group, self.config.group_size, max_token_len, must_differ)
+            if not self._checked_before(group, max_token_len):
+                await asyncio.to_thread(check_group, group, self.config.group_size, max_token_len, must_differ)
         except GroupRejected as rejection:
             self.counts.rejected[rejection.reason] += 1
             log.warning("group not sent (%s): %s", rejection.reason, rejection)
             return False
-        self.completion_lengths.extend(len(masks) - masks.count(-100) for masks in group["masks"])
+        self.completion_lengths.extend(len(masks) - masks.count(MASKED) for masks in group["masks"])
         if not self.config.include_messages:
             group.pop("messages", None)
         return True
+
+    def _checked_before(self, group: Group, max_token_len: int) -> bool:
+        """Whether this group was checked when it was made, and nothing could have changed since."""
+        return False
 
     async def _on_step(self, step: int) -> None:
         self.curr_step = step

@@ -51,7 +51,7 @@ def test_flags_win_over_the_file() -> None:
         ("environment: terminal_tasks\nopenai:\n  api_kee: x", "did you mean 'api_key'"),
         (
             "environment: terminal_tasks\nenv:\n  limits: {max_tool_cals: 1}",
-            "bad.yaml:3:.*did you mean 'max_tool_calls'",
+            "yaml:3:.*did you mean 'max_tool_calls'",
         ),
         ("environment: terminal_tasks\nenv:\n  limits: {tool_timeout_s: 0}", "bad.yaml:3: env.limits.tool_timeout_s"),
         ("environment: terminal_tasks\nlern: {}", "did you mean 'learn'"),

@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from environments.atropos.api import EnvStatus
-from environments.atropos.link import ApiLost
-from environments.atropos.pacing import Pace
-from environments.atropos.serve_loop import ServeHooks, ServeLoop, ServeSettings
+from environments.atropos.api import ApiLost, EnvStatus
+from environments.atropos.serve_loop import Pace, ServeHooks, ServeLoop, ServeSettings
 from environments.atropos.stops import Stop
 from support.atropos_api import RunApi, Trainer
 from support.atropos_envs import NumberedEnv, until
