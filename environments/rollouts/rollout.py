@@ -23,8 +23,7 @@ from agent_loop.tools import ToolRuntime
 from environments.atropos.packing import ScoredRollout
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import ToolContext
-from environments.scoring.frozen import FrozenWorkspace
+from environments.scoring.contexts import FrozenWorkspace, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
 from sandbox_pool.errors import SandboxError

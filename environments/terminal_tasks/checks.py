@@ -1,14 +1,18 @@
 """Promises about a finished workspace. Each check reads the files themselves and says in one sentence what is wrong.
 
 Only `ScriptPrints` runs anything, and it compares the answer to arguments the agent never saw: replacing a program of
-the workspace cannot make a check hold.
+the workspace cannot make a check hold. Archives are read here and never unpacked to disk.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import secrets
 import shlex
+import tarfile
+import zlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +21,7 @@ import orjson
 from environments.scoring.verification import VerifierContext, read_or_none, stat_or_none
 
 SHOWN_CHARS = 80
+MAX_UNPACKED_BYTES = 10_000_000
 
 
 class Check(Protocol):
@@ -222,3 +227,54 @@ class ScriptPrints:
         if _loose(result.output) != _loose(self.printed):
             return f"`{command}` prints {show(result.output)} instead of {show(self.printed)}"
         return None
+
+
+@dataclass(frozen=True)
+class GzipHolds:
+    """The file is gzip data of exactly this text."""
+
+    path: str
+    text: str
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the unpacked data is the text."""
+        data = await read_or_none(ctx, self.path)
+        if data is None:
+            return f"{self.path} is not a file"
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+                found = unpacked.read(MAX_UNPACKED_BYTES)
+        except (OSError, EOFError, zlib.error):
+            return f"{self.path} is not gzip data"
+        return None if found == self.text.encode() else f"{self.path} unpacks to {show(found)}"
+
+
+@dataclass(frozen=True)
+class TarHolds:
+    """The file is a tar archive whose regular files are exactly these; a leading `./` of a name does not matter."""
+
+    path: str
+    files: tuple[tuple[str, str], ...]
+    compressed: bool
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        """None when the archive holds exactly the files."""
+        data = await read_or_none(ctx, self.path)
+        if data is None:
+            return f"{self.path} is not a file"
+        try:
+            found = _members(data, "r:gz" if self.compressed else "r:")
+        except (tarfile.TarError, OSError, EOFError, zlib.error):
+            return f"{self.path} is not a {'gzip-compressed ' if self.compressed else ''}tar archive"
+        wanted = {name: text.encode() for name, text in self.files}
+        return None if found == wanted else f"{self.path} holds {show(', '.join(sorted(found)))}"
+
+
+def _members(data: bytes, mode: str) -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as archive:  # type: ignore[call-overload]
+        for member in archive:
+            stream = archive.extractfile(member) if member.isfile() else None
+            if stream is not None:
+                found[member.name.removeprefix("./")] = stream.read(MAX_UNPACKED_BYTES)
+    return found
