@@ -3,7 +3,7 @@ use.
 
 A subclass writes `setup`, `get_next_item`, `format_prompt` and `compute_reward`; it may write `prepare`, `spec`,
 `evaluation_items` and a few small hooks. The rest (slots, model, tools, retries, verification in a fork, packing,
-delivery) is here and below. Nothing is shared between two environments but what they are given.
+delivery) is here and below. Two environments share only what they are given.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         pool: Pool | None = None,
         model: ModelServer | None = None,
     ) -> None:
-        """`pool` and `model` may be given by whoever owns them; otherwise both are opened from the configuration."""
+        """Give `pool` and `model` to use your own; otherwise both are opened from the config."""
         super().__init__(config, list(server_configs or [ServerConfig(server_type="standin")]), slurm, testing)
         self.config: HermesAgentEnvConfig = config
         self.pool = pool
@@ -315,7 +315,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         self.stats.add(record)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Figures of the rollouts since the last log line, beside those of the delivery."""
+        """Log figures of the rollouts since the last log line, and of the delivery."""
         tokens = self._packer.tokens
         figures = {"delivery/token_fraction": tokens.fraction, "delivery/segments_waiting": self._packer.waiting}
         await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

@@ -50,9 +50,9 @@ def load_run(
 
 
 def _folders(source: str | Path | None) -> list[Path]:
-    """Where a user's own module may lie: the working directory, and beside the config."""
-    beside = [] if source is None else [find_config(source).resolve().parent]
-    return [Path.cwd(), *beside]
+    """Where a user's own module may lie: the working directory, and the folder of the config."""
+    of_config = [] if source is None else [find_config(source).resolve().parent]
+    return [Path.cwd(), *of_config]
 
 
 def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
@@ -98,7 +98,8 @@ def collect_seldom() -> None:
     """Keep the garbage collector from reading every prompt that waits for its answer again and again.
 
     Each is a list of thousands of ids, and by default all young ones are read after every 700 new containers: with
-    hundreds of rollouts that was a twentieth of the CPU. For processes that are ours alone; a library has no say in it.
+    hundreds of rollouts that was a twentieth of the CPU. Only for processes that we start ourselves: a library must not
+    decide this for its user.
     """
     gc.set_threshold(COLLECT_AFTER)
 

@@ -24,7 +24,7 @@ from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
 from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
-from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, ServeSettings, batch_problem
+from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
@@ -181,9 +181,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             )
             async with Outbox(link, self.config.outbox_groups) as outbox:
                 self.outbox = outbox
-                loop = ServeLoop(link, outbox, self._serve_settings(registration), self._hooks(api), stop)
-                loop.counts = self.counts
-                await loop.run()
+                await ServeLoop(link, outbox, self.config, self._hooks(api), stop, self.counts).run()
         finally:
             await link.disconnect()
 
@@ -207,18 +205,6 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             self.config.total_steps = registration.num_steps
         if self.curr_step > 0:
             self.load_checkpoint()
-
-    def _serve_settings(self, registration: Any) -> ServeSettings:
-        return ServeSettings(
-            total_steps=self.config.total_steps,
-            steps_per_eval=self.config.steps_per_eval,
-            checkpoint_interval=registration.checkpoint_interval,
-            eval_handling=self.config.eval_handling.value,
-            eval_limit_ratio=self.config.eval_limit_ratio,
-            worker_timeout_s=self.config.worker_timeout,
-            drain_timeout_s=self.config.drain_timeout_s,
-            poll_s=self.config.status_poll_s,
-        )
 
     def _hooks(self, api: RolloutApi) -> ServeHooks:
         async def pace() -> Pace:
@@ -315,7 +301,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.save_checkpoint(step // interval * interval)
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        """Write the environment's state beside the trainer's checkpoint (atroposlib itself saves nothing)."""
+        """Write the environment's state into the trainer's checkpoint folder (atroposlib itself saves nothing)."""
         state = self.checkpoint_state() if data is None else data
         if not state:
             return

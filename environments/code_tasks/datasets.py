@@ -69,8 +69,6 @@ _Loader.add_constructor("!set", _construct(set))
 
 
 class Problem(BaseModel):
-    """One problem file."""
-
     model_config = ConfigDict(extra="forbid")
 
     name: str
@@ -113,7 +111,6 @@ def local_problems() -> tuple[Problem, ...]:
 
 
 def local_tasks() -> list[CodeTask]:
-    """The local set as tasks."""
     return [problem_task(problem) for problem in local_problems()]
 
 

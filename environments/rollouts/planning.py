@@ -39,7 +39,6 @@ class ToolChoice:
         return resolve(self.toolsets, self.without)
 
     def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
-        """The tools, on this sandbox."""
         return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
 
 
@@ -117,7 +116,7 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
 
 
 def longest_sequence(config: HermesAgentEnvConfig, trainer_max_tokens: int) -> int:
-    """Tokens a sequence may have: ours, or what the trainer takes (exclusive; -1 is no limit) when that is less."""
+    """Tokens a sequence may have: ours, or what the trainer takes (exclusive; -1: no limit) when that is less."""
     ours = int(config.max_token_length)
     return min(ours, trainer_max_tokens - 1) if trainer_max_tokens > 0 else ours
 

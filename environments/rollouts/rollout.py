@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import ModelServer
@@ -45,11 +45,8 @@ class Score:
     """Parts of the score, stored and logged by name."""
 
 
-class RewardFunction(Protocol):
-    """`compute_reward` of an environment."""
-
-    async def __call__(self, item: Any, result: AgentResult, ctx: ToolContext) -> float | Verdict | Score:
-        """Score the end state."""
+RewardFunction = Callable[[Any, AgentResult, ToolContext], Awaitable[float | Verdict | Score]]
+"""`compute_reward(item, result, ctx)` of an environment."""
 
 
 class RolloutRunner:

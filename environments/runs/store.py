@@ -1,4 +1,4 @@
-"""A run on disk: `rollouts.jsonl`, and beside it `groups.jsonl`, which says which groups are whole.
+"""A run on disk: `rollouts.jsonl`, and `groups.jsonl`, which says which groups are whole.
 
 The lines of a group are written and flushed first, its line in `groups.jsonl` after them. Opening a run again therefore
 finds every finished group, and drops what a crash left of an unfinished one. One process at a time may write a run.

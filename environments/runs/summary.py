@@ -113,7 +113,6 @@ class Summary:
     isolation: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     def to_json(self) -> bytes:
@@ -139,7 +138,6 @@ def classify(record: RolloutRecord) -> str | None:
 
 
 def summarize(records: Iterable[RolloutRecord]) -> Summary:
-    """All figures of a run."""
     rollouts = list(records)
     return Summary(
         overall=summarize_slice("all", rollouts),
@@ -157,7 +155,6 @@ def _by(records: Sequence[RolloutRecord], key: Callable[[RolloutRecord], str]) -
 
 
 def summarize_slice(name: str, records: Sequence[RolloutRecord]) -> Slice:
-    """Figures of these rollouts."""
     scores = _scores_by_item(records)
     flat = _flat(scores)
     return Slice(

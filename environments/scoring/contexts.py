@@ -88,7 +88,6 @@ class SandboxContext:
         return found
 
     async def list_dir(self, path: str = ".") -> Sequence[str]:
-        """Names in a directory."""
         return [name for name, _ in await (await self.sandbox()).list_dir(path)]
 
     async def upload_file(self, local: str | Path, remote: str) -> None:

@@ -94,7 +94,6 @@ class CleanFormat(Term):
         return (ATTEMPTED, *FLAWS)
 
     def value(self, metrics: Metrics) -> float:
-        """1 or 0."""
         return 1.0 if metrics[ATTEMPTED] > 0 and not any(metrics[name] for name in FLAWS) else 0.0
 
 
@@ -110,7 +109,6 @@ class SharePenalty(Term):
         return (ATTEMPTED, *self.counts())
 
     def value(self, metrics: Metrics) -> float:
-        """-1 when every call has the flaw."""
         return -share(sum(metrics[name] for name in self.counts()), metrics[ATTEMPTED])
 
 

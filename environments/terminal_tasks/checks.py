@@ -46,7 +46,6 @@ class FileIs:
     exact: bool = False
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the file holds the text."""
         found = await stat_or_none(ctx, self.path)
         data = await read_or_none(ctx, self.path)
         if found is None or found.kind != "file" or data is None:
@@ -67,7 +66,6 @@ class LinesAre:
     lines: tuple[str, ...]
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the lines are these, whatever their order."""
         data = await read_or_none(ctx, self.path)
         if data is None:
             return f"{self.path} is not a file"
@@ -85,7 +83,6 @@ class NumberIs:
     value: int
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the number is right."""
         data = await read_or_none(ctx, self.path)
         if data is None:
             return f"{self.path} is not a file"
@@ -102,7 +99,6 @@ class JsonIs:
     text: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the values are equal."""
         data = await read_or_none(ctx, self.path)
         try:
             found = orjson.loads(data or b"")
@@ -119,7 +115,6 @@ class JsonLinesAre:
     lines: tuple[str, ...]
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when all values are equal."""
         data = await read_or_none(ctx, self.path)
         try:
             found = [orjson.loads(line) for line in (data or b"").splitlines() if line.strip()]
@@ -138,7 +133,6 @@ class KindIs:
     kind: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the path is of that kind."""
         found = await stat_or_none(ctx, self.path)
         return None if found is not None and found.kind == self.kind else f"{self.path} is not a {self.kind}"
 
@@ -150,7 +144,6 @@ class Missing:
     path: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when nothing is there."""
         return None if await stat_or_none(ctx, self.path) is None else f"{self.path} is still there"
 
 
@@ -163,7 +156,6 @@ class ModeIs:
     mask: int = 0o777
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the bits are right."""
         found = await stat_or_none(ctx, self.path)
         if found is None:
             return f"{self.path} is missing"
@@ -179,7 +171,6 @@ class EntriesAre:
     names: tuple[str, ...]
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the names are these."""
         try:
             found = sorted(await ctx.list_dir(self.path))
         except OSError:
@@ -195,7 +186,6 @@ class LinkFollows:
     target: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the link leads to the target."""
         found = await stat_or_none(ctx, self.link)
         if found is None or found.kind != "symlink":
             return f"{self.link} is not a symlink"
@@ -218,7 +208,6 @@ class ScriptPrints:
     """Start the file itself (it must be executable) instead of giving it to bash."""
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the script answers as it should."""
         start = f"./{self.script}" if self.direct else f"bash {shlex.quote(self.script)}"
         command = " ".join([start, *map(shlex.quote, self.arguments)])
         result = await ctx.exec(command, timeout_s=10.0)
@@ -237,7 +226,6 @@ class GzipHolds:
     text: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the unpacked data is the text."""
         data = await read_or_none(ctx, self.path)
         if data is None:
             return f"{self.path} is not a file"
@@ -258,7 +246,6 @@ class TarHolds:
     compressed: bool
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the archive holds exactly the files."""
         data = await read_or_none(ctx, self.path)
         if data is None:
             return f"{self.path} is not a file"
