@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import environments
+from environments.config.flags import split_settings
 from environments.errors import UsageError
 
 VERBS = {
@@ -35,7 +35,6 @@ VERBS = {
 """The help lines stand here, so that `hermes-rl --help` imports no verb."""
 
 OTHER_PACKAGES = ("agent_loop", "tool_parsers", "sandbox_pool")
-_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 
 
 class Verb(Protocol):
@@ -66,22 +65,6 @@ class _PrintVersion(argparse.Action):
 
 def load_verb(name: str) -> Verb:
     return cast("Verb", importlib.import_module(f"environments.apps.cli.{name}"))
-
-
-def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take the dotted flags and their values out of a command line: argparse cannot know them."""
-    words: list[str] = []
-    settings: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not _SETTING.fullmatch(word):
-            words.append(word)
-            continue
-        settings.append(word)
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            settings.append(rest.pop(0))
-    return words, settings
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:

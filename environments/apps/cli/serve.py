@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until the trainer is done or a signal comes; exit code 1 when run-api did not come back in time."""
-    from environments.atropos.link import ApiLost
+    from environments.atropos.api import ApiLost
 
     try:
         return launch(args, "serve")

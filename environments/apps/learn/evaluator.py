@@ -14,8 +14,9 @@ from typing import Any
 from agent_loop.local_models.cpu_model.prefix import common_prefix
 from agent_loop.model.backends.backend import GROUP
 from agent_loop.records.record import RolloutRecord
+from environments.apps.learn.plan import LearnRunConfig
 from environments.base import HermesAgentBaseEnv
-from environments.config.settings import RunConfig, ServerConfig
+from environments.config.settings import ServerConfig
 from environments.rollouts.evaluation import evaluation_rollouts, store_records
 from environments.rollouts.group import GroupResult
 from environments.rollouts.planning import item_field
@@ -113,7 +114,7 @@ class Evaluator:
 
 @asynccontextmanager
 async def open_evaluator(
-    kind: type[HermesAgentBaseEnv], config: RunConfig, server: ServerConfig
+    kind: type[HermesAgentBaseEnv], config: LearnRunConfig, server: ServerConfig
 ) -> AsyncIterator[Evaluator]:
     """An environment and a pool of its own, apart from those that train."""
     samples = config.learn.eval_samples or config.env.eval_samples

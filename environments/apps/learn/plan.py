@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 
 from agent_loop.model.backends.backend import GROUP
-from environments.apps.reference_trainer.trainer_settings import TrainerJob
+from environments.apps.reference_trainer.trainer_settings import TrainerJob, TrainerSettings
 from environments.base import HermesAgentBaseEnv
-from environments.config import masked
+from environments.config.loader import masked
 from environments.config.settings import RunConfig, ServerConfig
 from environments.errors import UsageError
 from environments.launch import load_run
@@ -26,10 +27,32 @@ MIN_ROLLOUT_TIMEOUT_S = 600.0
 """Rollouts wait while a step is trained and evaluated."""
 
 
+class LearnConfig(BaseModel):
+    """What `hermes-rl learn` does besides training."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    minutes: float | None = Field(default=None, gt=0)
+    """No new step is started when the last evaluation would then end later than this; None: all steps are made."""
+    eval_every: int = Field(default=10, ge=0)
+    """Steps between two evaluations; 0: only at the start and at the end."""
+    eval_items: int | None = Field(default=None, ge=1)
+    """Held-out tasks of one evaluation: the same ones each time; None: env.eval_items."""
+    eval_samples: int | None = Field(default=None, ge=1)
+    """Rollouts of each; None: env.eval_samples."""
+
+
+class LearnRunConfig(RunConfig):
+    """A config with the sections that only `learn` reads."""
+
+    learn: LearnConfig = Field(default_factory=LearnConfig)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+
+
 @dataclass(frozen=True)
 class LearnPlan:
     kind: type[HermesAgentBaseEnv]
-    config: RunConfig
+    config: LearnRunConfig
     out: Path
     resume: bool = False
     fresh: bool = False
@@ -105,5 +128,5 @@ def load_plan(
     """Read the config and check that it can be run; UsageError says why not."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
-    kind, config = load_run(source, settings)
+    kind, config = load_run(source, settings, None, LearnRunConfig)
     return LearnPlan(kind, config, out, resume, fresh, **more)

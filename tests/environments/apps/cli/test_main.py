@@ -6,7 +6,8 @@ from importlib.metadata import version
 
 import pytest
 
-from environments.apps.cli.main import VERBS, load_verb, main, split_settings
+from environments.apps.cli.main import VERBS, load_verb, main
+from environments.config.flags import split_settings
 
 
 def call(capsys, *words):

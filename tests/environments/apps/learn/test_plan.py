@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from environments.apps.learn.plan import LearnPlan
+from environments.apps.learn.plan import LearnPlan, LearnRunConfig
 from environments.errors import UsageError
 from environments.launch import load_run
 from support.learn_program import tiny_config
@@ -18,7 +18,7 @@ def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
     source = tiny_config(tmp_path / "a.yaml")
 
     def plan(*settings: str) -> LearnPlan:
-        kind, config = load_run(source, settings)
+        kind, config = load_run(source, settings, None, LearnRunConfig)
         return LearnPlan(kind, config, tmp_path / "out")
 
     with pytest.raises(UsageError, match="cpu-model"):
