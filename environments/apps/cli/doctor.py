@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit 1 when something is broken."""
     from environments.apps.doctor.doctor_checks import run_checks
-    from environments.config import find_config
-    from environments.config.yaml_file import read_yaml
+    from environments.config.yaml_file import find_config, read_yaml
 
     settings = read_yaml(find_config(args.config)).data if args.config else None
     findings = asyncio.run(run_checks(settings))

@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def adapter_settings(config: str, adapter: Path) -> list[str]:
     """The setting that serves the config's model with this adapter."""
-    from environments.config import find_config
-    from environments.config.yaml_file import read_yaml
+    from environments.config.yaml_file import find_config, read_yaml
 
     if not adapter.is_file():
         raise UsageError(f"no adapter at {adapter}: `hermes-rl learn` writes one to runs/learn/adapter.gguf")

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Learn; exit code 1 when a process failed, 130 when interrupted."""
     if args.resume and args.fresh:
         raise UsageError("give either --resume or --fresh, not both")
-    from environments.config import find_config
+    from environments.config.yaml_file import find_config
 
     find_config(args.config)  # a wrong name is answered before anything heavy is imported
     from environments.apps.learn.display import display_for

@@ -31,7 +31,7 @@ def add_run_directory(parser: argparse.ArgumentParser) -> None:
 
 def launch(args: argparse.Namespace, verb: str) -> int:
     """Build the environment of a config and run one verb of it, to its end or until a signal."""
-    from environments.config import find_config
+    from environments.config.yaml_file import find_config
 
     find_config(args.config)  # a wrong name is answered before anything heavy is imported
     from environments.launch import configure_logging, load_environment, run_verb

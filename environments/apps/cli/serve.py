@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the trainer is done or a signal comes; exit code 1 when run-api did not come back in time."""
+    """Serve until the trainer is done or a signal comes; exit code 1 when run-api stayed away too long."""
     from environments.atropos.link import ApiLost
 
     try:

@@ -14,7 +14,7 @@ import orjson
 from agent_loop.model.backends.backend import GROUP
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
 from environments.base import HermesAgentBaseEnv
-from environments.config import masked
+from environments.config.loader import masked
 from environments.config.settings import RunConfig, ServerConfig
 from environments.errors import UsageError
 from environments.launch import load_run
