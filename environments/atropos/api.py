@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
@@ -184,11 +182,6 @@ class RolloutApi:
         if not isinstance(answer, dict):
             raise ApiDown(f"{path} answered {type(answer).__name__}, not an object")
         return answer
-
-
-def run_api_command(port: int) -> list[str]:
-    """Start command of the `run-api` that is installed with this interpreter."""
-    return [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]
 
 
 async def until_up(url: str, timeout_s: float = 60.0) -> None:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Report:
     from agent_loop.local_models.cpu_model.llama_server import free_port
-    from environments.atropos.api import run_api_command
+    from environments.apps.learn.child_process import run_api_command
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"

@@ -96,3 +96,8 @@ class Child:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             on_line(line)
+
+
+def run_api_command(port: int) -> list[str]:
+    """Starts the `run-api` that is installed with this interpreter."""
+    return [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]

@@ -19,13 +19,13 @@ import orjson
 
 from agent_loop.local_models.cpu_model import SwappableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
-from environments.apps.learn.child_process import Child
+from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
 from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
-from environments.atropos.api import run_api_command, until_up
+from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
