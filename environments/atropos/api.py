@@ -211,7 +211,7 @@ class ApiLost(Exception):
     """run-api stayed away longer than we were told to wait."""
 
 
-class Stopped(Exception):
+class StoppedWaiting(Exception):
     """A stop was asked for while waiting for run-api."""
 
 
@@ -302,12 +302,12 @@ class ApiLink:
 
     async def _pause(self) -> None:
         if self._stop.now.is_set():
-            raise Stopped("stopped while waiting for run-api")
+            raise StoppedWaiting("stopped while waiting for run-api")
         try:
             await asyncio.wait_for(self._stop.now.wait(), self._poll_s)
         except TimeoutError:
             return
-        raise Stopped("stopped while waiting for run-api")
+        raise StoppedWaiting("stopped while waiting for run-api")
 
 
 class _Patience:
