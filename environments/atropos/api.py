@@ -237,11 +237,6 @@ class ApiLink:
             raise RuntimeError("not registered with run-api yet")
         return self._registration
 
-    @property
-    def registered(self) -> bool:
-        """Whether `register` has succeeded at least once."""
-        return self._registration is not None
-
     async def register(self) -> Registration:
         """Wait for run-api and for its trainer, then register. ApiLost after `wait_s` without run-api; a trainer may
         take as long as it likes."""

@@ -56,7 +56,7 @@ def _all_tasks(source: str) -> list[CodeTask]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with `!tuple [..]` and `!set [..]` for values that YAML has not."""
+    """Safe YAML with `!tuple [..]` and `!set [..]` for values that YAML does not have."""
 
 
 def _construct(make: type) -> Callable[[yaml.SafeLoader, yaml.SequenceNode], Any]:
