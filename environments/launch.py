@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -22,11 +23,15 @@ from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import find_config, read_yaml
 from environments.errors import ConfigError
-from environments.registry import find_environment
+from sandbox_pool.errors import did_you_mean
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
 
+SHIPPED = {
+    "terminal_tasks": "environments.terminal_tasks.terminal_env:TerminalTasksEnv",
+    "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
+}
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
 COLLECT_AFTER = 20_000
@@ -47,6 +52,32 @@ def load_run(
     """The environment's class, and the whole config (`model`) with that environment's own settings."""
     kind = kind or find_environment(_named_in(source, settings), _folders(source))
     return kind, load_config(_model_of(kind, model), source, settings)
+
+
+def find_environment(name: str, folders: Sequence[Path] = ()) -> type[HermesAgentBaseEnv]:
+    """The class of this name; ConfigError names the nearest one when it does not exist.
+
+    A module that is not installed is looked for in `folders`, which an installed command does not search by itself.
+    """
+    place = SHIPPED.get(name, name)
+    module_name, _, class_name = place.partition(":")
+    if not class_name:
+        raise ConfigError(f"unknown environment {name!r}; {did_you_mean(name, list(SHIPPED))}, or give module:Class")
+    for folder in folders:
+        if name not in SHIPPED and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise ConfigError(f"environment {name!r}: there is no module {module_name!r}") from error
+    found = getattr(module, class_name, None)
+    from environments.base import HermesAgentBaseEnv
+
+    if not (isinstance(found, type) and issubclass(found, HermesAgentBaseEnv)):
+        raise ConfigError(f"environment {name!r}: {module_name} has no HermesAgentBaseEnv called {class_name!r}")
+    return found
 
 
 def _folders(source: str | Path | None) -> list[Path]:

@@ -211,7 +211,7 @@ class ApiLost(Exception):
     """run-api stayed away longer than we were told to wait."""
 
 
-class Stopped(Exception):
+class StoppedWaiting(Exception):
     """A stop was asked for while waiting for run-api."""
 
 
@@ -236,11 +236,6 @@ class ApiLink:
         if self._registration is None:
             raise RuntimeError("not registered with run-api yet")
         return self._registration
-
-    @property
-    def registered(self) -> bool:
-        """Whether `register` has succeeded at least once."""
-        return self._registration is not None
 
     async def register(self) -> Registration:
         """Wait for run-api and for its trainer, then register. ApiLost after `wait_s` without run-api; a trainer may
@@ -302,12 +297,12 @@ class ApiLink:
 
     async def _pause(self) -> None:
         if self._stop.now.is_set():
-            raise Stopped("stopped while waiting for run-api")
+            raise StoppedWaiting("stopped while waiting for run-api")
         try:
             await asyncio.wait_for(self._stop.now.wait(), self._poll_s)
         except TimeoutError:
             return
-        raise Stopped("stopped while waiting for run-api")
+        raise StoppedWaiting("stopped while waiting for run-api")
 
 
 class _Patience:

@@ -62,18 +62,14 @@ class RolloutRunner:
         """One rollout; its record says whether it may be trained on."""
         record = self._new_record(job)
         started = time.monotonic()
-        frozen: FrozenWorkspace | None = None
+        rollout = ScoredRollout(record)
         try:
             result, frozen = await self._act(job, record)
-            rollout = ScoredRollout(record)
-            if result.trainable and frozen is not None:
+            if frozen is not None:
                 rollout = await self._score(job, result, frozen, record)
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
             rollout = ScoredRollout(record)
-        finally:
-            if frozen is not None:
-                await frozen.close()
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -124,7 +120,7 @@ class RolloutRunner:
             _lose(record, REWARD_ERROR, f"{type(error).__name__}: {error}")
             return ScoredRollout(record)
         finally:
-            await context.release_fork()
+            await context.close()
         record.verifier_score = reward.verifier_score
         record.score = reward.total
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}

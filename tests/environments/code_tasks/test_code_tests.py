@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.code_tasks.python_tests import BadTests, CodeTests
+from environments.code_tasks.hidden_tests import BadTests, CodeTests
 from environments.scoring.verification import Verdict
 from support.local_context import LocalContext
 
