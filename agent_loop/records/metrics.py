@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import ToolCallRecord, TurnRecord
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.records.result import TurnRecord
+from agent_loop.turn.tool_call import ToolCallRecord, ToolStatus
 
 _COUNTED_ALONE = (
     ToolStatus.INVALID,

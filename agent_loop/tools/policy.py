@@ -99,7 +99,7 @@ class Decision:
         return {"allowed": self.allowed, "action": self.action, "rule": self.rule, "reason": self.reason}
 
 
-class PolicyGate:
+class PolicyCheck:
     """The policy of one rollout: decides each call, asking the user's callback where a rule says so."""
 
     def __init__(self, policy: CommandPolicy, isolation: str, ask: AskCallback | None) -> None:

@@ -22,7 +22,7 @@ from agent_loop.model.contract import Message, ModelServer, Sampling
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.tools import ToolConfig, ToolRuntime, resolve
+from agent_loop.tools import SandboxTools, ToolConfig, resolve
 from environments.atropos.packing import ScoredRollout
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import ToolContext
@@ -60,9 +60,9 @@ class ToolChoice:
         """The tools; ToolsetError when none are left."""
         return resolve(self.toolsets, self.without)
 
-    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
+    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> SandboxTools:
         """The tools, on this sandbox."""
-        return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
+        return SandboxTools(sandbox, self.toolsets, config, without=self.without)
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,12 @@ class RolloutRunner:
             async with job.tools.runtime(sandbox, self._settings.tools) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
-            for name, value in result.record_fields().items():
-                if name == "timing":
-                    record.timing = {**record.timing, **value}
-                else:
-                    setattr(record, name, value)
+            result.fill(record)
             if not result.trainable:
                 return result, None
             return result, await FrozenWorkspace.take(sandbox, self._settings.whole_layer)
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: SandboxTools) -> HermesAgentLoop:
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -195,7 +191,7 @@ class RolloutRunner:
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
             async with job.tools.runtime(sandbox, self._settings.tools) as runtime:
-                return (await runtime.call(name, arguments, call_id="verify")).text
+                return (await runtime.checked_call(name, arguments)).text
 
         return call
 

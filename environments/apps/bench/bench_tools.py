@@ -18,7 +18,7 @@ from environments.apps.cli.bench import Figure, Report
 from environments.errors import UsageError
 
 if TYPE_CHECKING:
-    from agent_loop.tools import ToolRuntime
+    from agent_loop.tools import SandboxTools
     from sandbox_pool import Sandbox
 
 HELP = "latency of the tools beside one plain command, and of calls from inside a script"
@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> Report:
 
 
 async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
-    from agent_loop.tools import ToolRuntime
+    from agent_loop.tools import SandboxTools
     from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 
     options = {"level": args.level} if args.level else {}
@@ -62,7 +62,7 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
     async with (
         SlotPool.from_config(config) as pool,
         pool.lease("bench-tools", SandboxSpec()) as sandbox,
-        ToolRuntime(sandbox, ("terminal", "file", "code_execution")) as tools,
+        SandboxTools(sandbox, ("terminal", "file", "code_execution")) as tools,
     ):
         await sandbox.write_file("bench.txt", b"".join(b"line %d of the file\n" % n for n in range(200)))
         direct = await _direct(sandbox, tools, args.calls)
@@ -71,7 +71,7 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
         return Report("tools", settings, tuple(_figures(direct, scripts_s, nested_s, beside_s)))
 
 
-async def _direct(sandbox: Sandbox, tools: ToolRuntime, calls: int) -> dict[str, list[float]]:
+async def _direct(sandbox: Sandbox, tools: SandboxTools, calls: int) -> dict[str, list[float]]:
     """Seconds of each call, by tool; `exec` is the control."""
     await sandbox.write_file("patched.txt", b"value = 0\n" + b"some line\n" * 200)
     times: dict[str, list[float]] = {}
@@ -91,7 +91,7 @@ async def _direct(sandbox: Sandbox, tools: ToolRuntime, calls: int) -> dict[str,
     return {name: values[5:] for name, values in times.items()}  # the first ones warm up
 
 
-async def _call(tools: ToolRuntime, name: str, arguments: dict[str, Any]) -> None:
+async def _call(tools: SandboxTools, name: str, arguments: dict[str, Any]) -> None:
     outcome = await tools.call(name, arguments, call_id="bench")
     if outcome.error:
         raise RuntimeError(f"{name} failed: {outcome.error}")
@@ -103,7 +103,7 @@ async def _timed(call: Callable[..., Awaitable[object]], *arguments: Any) -> flo
     return time.perf_counter() - began
 
 
-async def _scripts(tools: ToolRuntime, scripts: int) -> tuple[list[float], list[float], list[float]]:
+async def _scripts(tools: SandboxTools, scripts: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds of whole scripts, of nested calls as the script sees them, and of direct calls between the scripts."""
     whole: list[float] = []
     nested: list[float] = []

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
 from environments.apps.reference_trainer.rows import Row
 from environments.apps.reference_trainer.trainer_settings import Control
-from environments.atropos.groups import MASKED, MASKED_LOGPROB
 
 
 def apply_control(control: Control, rows: list[Row], seed: int, step: int) -> list[Row]:
@@ -41,6 +41,6 @@ def shifted(row: Row) -> Row:
     return replace(
         row,
         labels=np.concatenate([[MASKED], row.labels[:-1]]).astype(np.int32),
-        logprobs=np.concatenate([[MASKED_LOGPROB], row.logprobs[:-1]]).astype(np.float32),
+        logprobs=np.concatenate([[NO_LOGPROB], row.logprobs[:-1]]).astype(np.float32),
         advantages=np.concatenate([[0], row.advantages[:-1]]).astype(np.float32),
     )

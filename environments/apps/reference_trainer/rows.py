@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from environments.atropos.groups import MASKED
+from agent_loop.model.tokens.ledger import MASKED
 
 
 def group_advantages(scores: Sequence[float], rollouts: Sequence[Hashable], std_floor: float) -> list[float]:
