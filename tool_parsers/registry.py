@@ -15,7 +15,6 @@ from tool_parsers.response_template import format_from
 from tool_parsers.result import Parsed
 from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Start
-from tool_parsers.stream import Stream
 from tool_parsers.text import Text
 
 
@@ -49,10 +48,6 @@ class Parser:
         that is not known.
         """
         return engine.run(self.form, text, Tools.of(tools), start, self.strict)
-
-    def stream(self, tools: Sequence[Any] | Tools | None = None, start: Start | None = "content") -> Stream:
-        """The same parse for text that arrives in pieces: `feed()` them, then `finish()`."""
-        return Stream(self.form, tools, start, self.strict)
 
 
 def _key(name: str) -> str:

@@ -69,7 +69,6 @@ class ContextWindow:
         self._tools = list(tools)
         self._messages = list(messages)
         self._head = head_length(self._messages)
-        self._summary: str | None = None
         self._tools_tokens = 0
         self._tokens = 0
         # A conversation that knows its length needs no second count.
@@ -116,7 +115,6 @@ class ContextWindow:
     async def _truncate(self, size: int, limit: int) -> dict[str, Any]:
         goal = Goal(limit, int(limit * self._policy.low_water))
         before = build_view(self._messages, self._head, self._policy.keep_recent, self._tools_tokens)
-        before = replace(before, summary=self._summary)
         view = before = replace(before, scale=size / max(before.tokens(), 1))
         tokens = size
         for _ in range(MAX_ROUNDS):
@@ -126,17 +124,12 @@ class ContextWindow:
             counted = self._server.count_tokens(messages, self._tools)
             tokens = view.tokens() if counted is None else counted
             if tokens <= limit:
-                self._adopt(view, tokens)
+                self._messages, self._tokens = messages, tokens
                 self._conversation.restart(messages)
                 return _report(before, view, size, tokens)
             # The estimate was too low: correct it and cut again.
             view = replace(view, scale=view.scale * tokens / max(view.tokens(), 1))
         raise ContextOverflow(f"the prompt still needs {tokens} tokens after truncation; {limit} are allowed")
-
-    def _adopt(self, view: View, tokens: int) -> None:
-        self._messages = [*view.head, *(message for unit in view.units for message in unit.messages)]
-        self._summary = view.summary
-        self._tokens = tokens
 
 
 def _report(before: View, after: View, tokens_before: int, tokens_after: int) -> dict[str, Any]:
@@ -149,5 +142,4 @@ def _report(before: View, after: View, tokens_before: int, tokens_after: int) ->
         "tokens_after": tokens_after,
         "dropped_messages": sum(len(unit.messages) for unit in dropped),
         "shortened_results": sum(old is not new for old, new in pairs),
-        "summarized": after.summary != before.summary,
     }
