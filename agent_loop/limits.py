@@ -64,9 +64,3 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive")
-
-
-def earliest(*moments: float | None) -> float | None:
-    """The first of several deadlines on the event loop's clock; None is never."""
-    known = [moment for moment in moments if moment is not None]
-    return min(known) if known else None

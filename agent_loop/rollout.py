@@ -16,12 +16,12 @@ from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.strategies import CHARS_PER_TOKEN
 from agent_loop.context.window import ContextPolicy, ContextWindow
 from agent_loop.fairness import wait_in_line
-from agent_loop.limits import Limits, earliest
+from agent_loop.limits import Limits
 from agent_loop.model.contract import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling, ToolSchema
 from agent_loop.model.errors import RetryPolicy, translate, with_retries
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import TurnRecord
-from agent_loop.turn.calls import CallPlanner, ToolTurns
+from agent_loop.turn.calls import CallPlanner, ToolTurns, earliest
 from agent_loop.turn.messages import CallIds, assistant_message, settle
 from agent_loop.turn.runtime import ToolRuntime
 

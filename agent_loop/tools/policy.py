@@ -104,12 +104,13 @@ class PolicyCheck:
 
     def __init__(self, policy: CommandPolicy, isolation: str, ask: AskCallback | None) -> None:
         self._policy = policy
-        self._active = policy.active(isolation) and (bool(policy.rules) or policy.default != "allow")
+        self.active = policy.active(isolation) and (bool(policy.rules) or policy.default != "allow")
+        """Whether there is anything to decide on this rollout's sandbox."""
         self._ask = ask
 
     async def decide(self, tool: str, text: str | None) -> Decision | None:
         """The decision, or None when there is nothing to decide (policy off, or a tool that runs no commands)."""
-        if not self._active or text is None:
+        if not self.active or text is None:
             return None
         action, rule = self._policy.match(tool, text)
         pattern, reason = (rule.pattern, rule.reason) if rule else (None, "")

@@ -59,7 +59,8 @@ class SandboxTools:
         self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
-        self._policy_check = PolicyCheck(config.policy, sandbox.isolation, ask)
+        policy_check = PolicyCheck(config.policy, sandbox.isolation, ask)
+        self._policy_check = policy_check if policy_check.active else None
         self._ctx = CallContext(
             sandbox=sandbox,
             config=config,
@@ -121,7 +122,7 @@ class SandboxTools:
         tool = self._tools.get(name)
         if tool is None:
             return self._unknown(name)
-        decision = await self._policy_check.decide(name, command_text(name, arguments))
+        decision = await self._policy_check.decide(name, command_text(name, arguments)) if self._policy_check else None
         if decision is None:
             return await self._run(tool, arguments)
         metadata = {"policy": decision.as_metadata()}

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten
-from agent_loop.limits import Limits, earliest
+from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelTurn, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import ToolError, TurnRecord
@@ -256,6 +256,12 @@ class Dispatcher:
         log.error("a tool call ignored its cancellation for %.0f s and is left behind", self._limits.cancel_grace_s)
         self._left_behind.add(task)
         task.add_done_callback(self._left_behind.discard)
+
+
+def earliest(*moments: float | None) -> float | None:
+    """The first of several deadlines on the event loop's clock; None is never."""
+    known = [moment for moment in moments if moment is not None]
+    return min(known) if known else None
 
 
 async def _first(task: asyncio.Task[ToolOutcome], stop: asyncio.Event | None, timeout_s: float | None) -> None:
