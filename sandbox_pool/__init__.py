@@ -3,6 +3,9 @@
 async with SlotPool.from_config(PoolConfig(provider="local", slots_per_host=8)) as pool:
     async with pool.lease("task-1", SandboxSpec(network="none")) as sandbox:
         result = await sandbox.exec("make test", timeout_s=60)
+
+`SlotPool.sync(config)` is the same pool for plain threads (`sandbox_pool.pool.sync`). `PoolConfig.from_env()` reads the
+TERMINAL_* variables of hermes-agent (`sandbox_pool.terminal_env`).
 """
 
 from __future__ import annotations

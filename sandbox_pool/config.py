@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Isolation = Literal["namespaces", "landlock", "uid", "plain"]
-"""Levels of isolation, strongest first."""
+"""Strongest first."""
 LEVELS: tuple[str, ...] = get_args(Isolation)
-_told: set[tuple[str, tuple[str, ...]]] = set()
+_warned: set[tuple[str, tuple[str, ...]]] = set()
 
 
 def rank(level: str) -> int:
@@ -33,16 +33,16 @@ def rank(level: str) -> int:
 
 
 def check_isolation(info: HostInfo, wanted: Isolation) -> None:
-    """Refuse a host that isolates less than wanted; say loudly, once, when it is less than full isolation."""
+    """Refuse a host that isolates less than wanted; warn once when it is less than full isolation."""
     if rank(info.isolation) > rank(wanted):
         raise IsolationUnavailable(
             f"{info.host_id} isolates its slots by {info.isolation!r} only ({info.isolation_reason}); "
             f"min_isolation is {wanted!r}"
         )
-    told = (info.isolation, tuple(info.missing))
-    if told in _told:
+    seen = (info.isolation, tuple(info.missing))
+    if seen in _warned:
         return
-    _told.add(told)
+    _warned.add(seen)
     if rank(info.isolation) > 0:
         log.warning("slots are isolated by %r only: %s", info.isolation, info.isolation_reason)
     if info.missing:
@@ -74,22 +74,22 @@ class PoolConfig(BaseModel):
     """A host without any lease for so long is stopped, down to `min_hosts`."""
 
     acquire_timeout_s: float | None = Field(default=600.0, gt=0)
-    """How long `lease` waits for a slot when it is given no timeout of its own; None waits for ever."""
+    """How long `lease` waits for a slot when it is given no timeout of its own; None: without limit."""
     lease_ttl_s: float | None = Field(default=None, gt=0)
     """A lease held longer is taken back; its holder then gets `StaleLease`. None: a holder may keep it."""
-    exec_timeout_s: float = Field(default=180.0, gt=0)
-    """For callers that run commands without a timeout of their own, such as the terminal tool."""
+    exec_timeout_s: float | None = Field(default=None, gt=0)
+    """Timeout of commands that are run without one of their own; None: no limit. The agent's tools set theirs."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     start_attempts: int = Field(default=3, ge=1)
     """Host starts that may fail in a row before those who wait for the host get `HostStartFailed`."""
     reset_timeout_s: float = Field(default=60.0, gt=0)
-    """A host that has not reset a slot after so long is taken for lost."""
+    """A host that has not reset a slot after so long is treated as lost."""
     health_interval_s: float = Field(default=10.0, gt=0)
     health_timeout_s: float = Field(default=10.0, gt=0)
     health_failures: int = Field(default=3, ge=1)
     """Failed health checks in a row after which a host gets no new lease. Leases it holds are left alone."""
     lost_after_s: float = Field(default=120.0, gt=0)
-    """A host that answered no health check for so long is no blip any more: it is taken for lost and replaced."""
+    """A host that answered no health check for so long is treated as lost and replaced."""
     owner_ttl_s: float = Field(default=120.0, gt=0)
     """A slot server that no client has been connected to for so long ends itself."""
 
@@ -114,7 +114,7 @@ class PoolConfig(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> PoolConfig:
-        """Settings from the TERMINAL_* variables of the earlier system, read once."""
+        """Settings from hermes-agent's TERMINAL_* variables, read once."""
         from sandbox_pool.terminal_env import config_from_env
 
         return config_from_env(os.environ if environ is None else environ)

@@ -1,4 +1,21 @@
-"""Every way in which the pool can fail a task. All of them are infrastructure: none is ever an exit code or a score."""
+"""Every way in which the pool can fail a task. All of them are infrastructure: none is ever an exit code or a score.
+
+SandboxError
+  + AcquireTimeout          no slot became free in time
+  + SandboxLost             the slot or its host is gone
+    + StaleLease            the slot was taken back
+  + SandboxFileError        a file call was refused (also an OSError)
+  + IsolationUnavailable    less isolation than `min_isolation`
+  + HostStartFailed         no slot server could be started
+  + ScratchFull             no scratch space left
+  + ProtocolError           client and server do not understand each other
+  + PoolClosed              the pool is shutting down
+  + NomadError              (providers/nomad) Nomad refused or did not answer
+  + ModalFault              (providers/modal) Modal refused
+    + ModalMissing          it does not have what was asked for
+    + ModalExists           a sandbox of this name runs already
+    + ModalUnanswered       no clear answer
+"""
 
 from __future__ import annotations
 
@@ -15,7 +32,7 @@ class AcquireTimeout(SandboxError):
 
 
 class SandboxLost(SandboxError):
-    """The slot or its host went away; whatever ran there has no outcome."""
+    """The slot or its host is gone; a command that was running there has no outcome."""
 
 
 class StaleLease(SandboxLost):
@@ -47,7 +64,7 @@ class SandboxFileError(SandboxError, OSError):
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """The nearest valid name as a hint, or all names when none is near. For every message about an unknown name."""
+    """The nearest valid name as a hint, or all names when none is near. Used in every message about an unknown name."""
     names = sorted(valid)
     if near := difflib.get_close_matches(word, names, n=1):
         return f"did you mean {near[0]!r}?"

@@ -1,4 +1,4 @@
-"""What a task asks of its sandbox. The hash of a spec is the pool key: a slot never serves another spec."""
+"""What a task needs from its sandbox. The hash of a spec is the pool key: a slot never serves another spec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SandboxSpec(BaseModel):
     network: Network = "none"
     """`none`: a network namespace with loopback only. `host`: the host's network, for tasks that need it."""
     cpu: float | None = Field(default=None, gt=0)
-    """Cores; None is no limit."""
+    """Cores; None: no limit."""
     memory_mb: int | None = Field(default=2048, gt=0)
     disk_mb: int | None = Field(default=1024, gt=0)
     pids: int | None = Field(default=512, gt=0)

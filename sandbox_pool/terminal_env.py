@@ -1,18 +1,18 @@
-"""The TERMINAL_* variables that scripts for the earlier system set, turned into a `PoolConfig`.
+"""hermes-agent's TERMINAL_* variables, turned into a `PoolConfig`.
 
-Variables about things this pool does on its own (persistent shells, reuse of containers) are accepted and have no
-effect; they are listed in `IGNORED` so that a misspelt name is still told from a retired one.
+Variables for what this pool always does (persistent shells, reuse of containers) are accepted and have no effect.
+`IGNORED` lists them, so that a misspelt name can be told from one of these.
 """
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sandbox_pool.config import PoolConfig
+from sandbox_pool.errors import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ SIZE_FIELDS: dict[str, tuple[str, Convert]] = {
     "MIN": ("min_hosts", int),
     "MAX": ("max_hosts", int),
 }
-"""Suffixes that the earlier system put behind TERMINAL_NOMAD_ and TERMINAL_MODAL_."""
+"""Suffixes of TERMINAL_NOMAD_ and TERMINAL_MODAL_."""
 IMAGE_VARIABLES = {
     "docker": "TERMINAL_DOCKER_IMAGE",
     "apptainer": "TERMINAL_SINGULARITY_IMAGE",
@@ -55,7 +55,7 @@ IMAGE_VARIABLES = {
     "modal": "TERMINAL_MODAL_IMAGE",
 }
 OPTION_PREFIXES = {"nomad": "TERMINAL_NOMAD_", "modal": "TERMINAL_MODAL_", "ssh": "TERMINAL_SSH_"}
-"""What else stands behind these prefixes is an option of that provider, by its lower-case name."""
+"""Any other variable with such a prefix is an option of that provider, by its lower-case name."""
 IGNORED = frozenset(
     {
         "TERMINAL_BACKEND",
@@ -118,7 +118,7 @@ def _spec(variables: Mapping[str, str], provider: str) -> dict[str, Any]:
         spec["workdir"] = cwd
     elif cwd:
         log.warning("TERMINAL_CWD=%r is a path of this machine's shell, not of a slot: ignored", cwd)
-    # The earlier system gave commands the network; its scripts (pip install, git clone) count on it.
+    # hermes-agent gives commands the network; scripts written for it (pip install, git clone) need it.
     spec["network"] = "host"
     return spec
 
@@ -140,6 +140,4 @@ def _warn_unknown(variables: Mapping[str, str]) -> None:
     for name in sorted(set(variables) - KNOWN):
         if name.startswith(prefixes):
             continue
-        near = difflib.get_close_matches(name, KNOWN, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        log.warning("%s is not a variable this pool knows%s", name, hint)
+        log.warning("%s is not a variable this pool knows; %s", name, did_you_mean(name, KNOWN))

@@ -1,4 +1,4 @@
-"""Client side of the wire: one connection to a slot server, many requests side by side."""
+"""Client side of the wire: one connection to a slot server, many requests at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sandbox_pool.server.serving import wire
 Header = dict[str, Any]
 OnEvent = Callable[[Header, bytes], None]
 Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
-"""Open the way to an address and put the protocol on it; OSError or TimeoutError when nobody answers there."""
+"""Connect the protocol to an address; OSError or TimeoutError when there is no answer."""
 _KINDS: Mapping[str, type[SandboxError]] = {
     "stale": StaleLease,
     "lost": SandboxLost,
@@ -36,7 +36,7 @@ _KINDS: Mapping[str, type[SandboxError]] = {
 
 
 def error_from_wire(error: Mapping[str, Any]) -> SandboxError:
-    """The exception a server's error stands for."""
+    """The exception for an error that the server reports."""
     kind, message = str(error.get("kind")), str(error.get("message"))
     if kind == "file":
         return SandboxFileError(error.get("errno"), message, error.get("path"))
@@ -50,7 +50,7 @@ def _trust(*where: str | None) -> ssl.SSLContext:
 
 
 async def dial(protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
-    """The ordinary ways: `unix:/path`, `tcp:host:port` or `tls:host:port`."""
+    """Connect to `unix:/path`, `tcp:host:port` or `tls:host:port`."""
     loop = asyncio.get_running_loop()
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: str, timeout_s: float, dial: Dial) -> Connection:
-        """Connect to an address that `dial` knows the way to."""
+        """Connect to an address that `dial` understands."""
         connection = cls()
         try:
             async with asyncio.timeout(timeout_s):
@@ -96,12 +96,12 @@ class Connection(asyncio.Protocol):
         return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Part of asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Frames from the server, each to the call it belongs to."""
+        """Part of asyncio.Protocol: pass each frame to its call."""
         try:
             frames = self._decoder.feed(data)
         except wire.WireError as error:
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
             call.on_event(header, body)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server or the way to it is gone."""
+        """Part of asyncio.Protocol: fail every pending call."""
         self._fail(SandboxLost(f"connection to the slot server lost{f': {exc}' if exc else ''}"))
 
     def _fail(self, error: Exception) -> None:
@@ -247,18 +247,14 @@ class Connection(asyncio.Protocol):
 
     async def _cancel(self, number: int, call: _Call) -> None:
         """The server answers a cancel when nothing of the request is left running."""
-        if call.reply.cancelled():  # by the cancellation of whoever waited for it
+        if call.reply.cancelled():  # because the caller that awaited it was cancelled
             call.reply = asyncio.get_running_loop().create_future()
         if call.reply.done() or self.failure is not None:
             return
         self._send({"i": number, "op": "cancel"})
         await asyncio.wait([call.reply], timeout=CANCEL_TIMEOUT_S)
         if call.reply.done() and not call.reply.cancelled():
-            call.reply.exception()  # expected, and nobody else will look at it
-
-    def send_event(self, header: Header, body: bytes = b"") -> None:
-        """A frame that belongs to a request under way."""
-        self._send(header, body)
+            call.reply.exception()  # expected; read here so that asyncio does not report it as never retrieved
 
     async def close(self) -> None:
         """Disconnect; callbacks for a lost connection are not called."""

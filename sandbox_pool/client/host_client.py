@@ -1,4 +1,4 @@
-"""A host as its owner sees it: lease, release, snapshots, health. One connection, any number of sandboxes over it."""
+"""The client of one slot server: lease, release, snapshots, health. One connection serves any number of sandboxes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HostInfo:
     """namespaces, landlock, uid or plain."""
     isolation_reason: str
     missing: tuple[str, ...] = ()
-    """Limits that can not be enforced there, e.g. memory."""
+    """Limits that cannot be enforced there, e.g. memory."""
     rejected: tuple[tuple[str, str], ...] = ()
     """Stronger levels with the reason why each was refused."""
     variant: str = ""
@@ -36,7 +36,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class HostHealth:
-    """A moment's view of a host."""
+    """Scratch space and slots of a host at one moment."""
 
     scratch_free_mb: int
     scratch_total_mb: int
@@ -69,13 +69,12 @@ class HostClient:
     """Connection to one slot server."""
 
     def __init__(self, connection: Connection, info: HostInfo) -> None:
-        self._connection = connection
+        self.connection = connection
         self.info = info
-        self._workdirs: dict[tuple[int, int], str] = {}
 
     @classmethod
     async def connect(cls, address: str, token: str, *, timeout_s: float = 10.0, dial: Dial = dial) -> HostClient:
-        """Connect and authenticate. Raises SandboxLost when nobody answers, ProtocolError when refused."""
+        """Connect and authenticate. Raises SandboxLost when there is no answer, ProtocolError when refused."""
         connection = await Connection.open(address, timeout_s, dial)
         try:
             async with asyncio.timeout(timeout_s):
@@ -89,10 +88,10 @@ class HostClient:
     @property
     def closed(self) -> bool:
         """Whether the connection is gone, lost or closed."""
-        return self._connection.failure is not None
+        return self.connection.failure is not None
 
     async def _ask(self, op: str, **values: Any) -> dict[str, Any]:
-        header, _ = await self._connection.call({"op": op, **values})
+        header, _ = await self.connection.call({"op": op, **values})
         return header
 
     async def health(self) -> HostHealth:
@@ -105,48 +104,48 @@ class HostClient:
         header = await self._ask("slots")
         return [SlotState(**slot) for slot in header["slots"]]
 
-    async def lease(self, slot: int, *, task_id: str, spec: SandboxSpec, snapshot: str | None = None) -> int:
-        """Prepare a free slot for a task; returns the epoch that every call on its sandbox carries."""
+    async def lease(self, slot: int, *, task_id: str, spec: SandboxSpec, snapshot: str | None = None) -> Sandbox:
+        """Prepare a free slot for a task."""
         fields = spec.model_dump(mode="json", exclude={"files"})
         header = await self._ask("lease", slot=slot, task_id=task_id, spec=fields, snapshot=snapshot)
-        epoch = int(header["epoch"])
-        self._workdirs[slot, epoch] = header["workdir"]
+        sandbox = self.sandbox(slot, header["epoch"], task_id=task_id, spec=spec, workdir=header["workdir"])
         if spec.files and snapshot is None:
             try:
-                sandbox = self.sandbox(slot, epoch, task_id=task_id, spec=spec)
                 for path, content in spec.files.items():
                     await sandbox.write_file(path, content)
             except BaseException:
-                await asyncio.shield(self.release(slot, epoch))
+                await asyncio.shield(self.release(slot, sandbox.epoch))
                 raise
-        return epoch
+        return sandbox
 
-    def sandbox(self, slot: int, epoch: int, *, task_id: str, spec: SandboxSpec) -> Sandbox:
-        """The sandbox of a lease."""
-        workdir = self._workdirs.get((slot, epoch), spec.workdir)
+    def sandbox(self, slot: int, epoch: int, *, task_id: str, spec: SandboxSpec, workdir: str = "") -> Sandbox:
+        """The sandbox of a lease that was taken over another connection."""
         return Sandbox(
-            self._connection, slot, epoch, task_id=task_id, spec=spec, isolation=self.info.isolation, workdir=workdir
+            self.connection,
+            slot,
+            epoch,
+            task_id=task_id,
+            spec=spec,
+            isolation=self.info.isolation,
+            workdir=workdir or spec.workdir,
         )
 
     async def release(self, slot: int, epoch: int) -> ResetReport:
         """End a lease: the slot is killed, dropped, rebuilt and proven clean, or quarantined."""
         header = await self._ask("release", slot=slot, epoch=epoch)
-        self._workdirs.pop((slot, epoch), None)
         return ResetReport(header["clean"], tuple(header["problems"]), header["duration_s"])
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Free a snapshot; forks that run from it are not disturbed."""
         await self._ask("drop_snapshot", snapshot=snapshot)
 
-    async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+    def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
         """A snapshot as bytes, to be imported on another host."""
-        stream = self._connection.stream({"op": "export_snapshot", "snapshot": snapshot})
-        async for chunk in stream:
-            yield chunk
+        return self.connection.stream({"op": "export_snapshot", "snapshot": snapshot})
 
     async def import_snapshot(self, chunks: AsyncIterable[bytes]) -> str:
         """The inverse of `export_snapshot`; returns the snapshot's id on this host."""
-        header, _ = await self._connection.call({"op": "import_snapshot"}, chunks=chunks)
+        header, _ = await self.connection.call({"op": "import_snapshot"}, chunks=chunks)
         return str(header["snapshot"])
 
     async def shutdown(self) -> None:
@@ -155,11 +154,11 @@ class HostClient:
 
     async def close(self) -> None:
         """Disconnect; the server goes on until its owner's time is up."""
-        await self._connection.close()
+        await self.connection.close()
 
     def on_lost(self, callback: Callable[[Exception], None]) -> None:
         """Called once when the connection is lost; not after `close`."""
-        self._connection.on_lost(callback)
+        self.connection.on_lost(callback)
 
 
 def _host_info(header: dict[str, Any]) -> HostInfo:

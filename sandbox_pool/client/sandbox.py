@@ -1,9 +1,13 @@
-"""A leased slot as a task sees it: commands, files, background processes, snapshots."""
+"""A leased slot: commands, files, background processes, snapshots."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import json
+import logging
+import struct
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -13,13 +17,18 @@ from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import is_tree, pack_local, unpack_local
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.results import ExecResult, FileStat, Truncation
+from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.client.connection import Connection, Header
     from sandbox_pool.spec import SandboxSpec
 
+log = logging.getLogger(__name__)
+
 INLINE_BYTES = 1 << 20
 """Content up to this size travels in the request itself."""
+ANSWER = struct.Struct("!QQ")
+"""Call number and length: an answer may be sent in several pieces."""
 
 
 class Sandbox:
@@ -127,7 +136,7 @@ class Sandbox:
         await self._ask("remove", rid=uuid.uuid4().hex, path=path, recursive=recursive)
 
     async def upload(self, local: Path | str, remote: str) -> None:
-        """Copy a local file or tree into the slot. To a path ending in `/`, or to a directory, it goes inside of it."""
+        """Copy a local file or tree into the slot. To a path ending in `/`, or to a directory, it goes inside it."""
         source = Path(local)
         into, name = remote, ""
         if not is_tree(source):
@@ -144,7 +153,7 @@ class Sandbox:
         return f"{remote.rstrip('/')}/{name}"
 
     async def download(self, remote: str, local: Path | str) -> None:
-        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside of it."""
+        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside it."""
         await unpack_local(self._connection.stream(self._header("pack", path=remote)), Path(local), remote)
 
     async def spawn(
@@ -174,14 +183,71 @@ class Sandbox:
 
         When the handler raises, the answer is `{"error": ...}` with the kind of the exception; the log has the rest.
         """
-        from sandbox_pool.client.bridge import Bridge
-
-        bridge = Bridge(self._connection, self._header("serve", path=path), handler)
+        bridge = _Bridge(self._connection, self._header("serve", path=path), handler)
         await bridge.open()
         try:
             yield
         finally:
             await bridge.close()
+
+
+class _Bridge:
+    """One `serve` request for as long as it is open. Lines from programs in the slot are answered concurrently."""
+
+    def __init__(self, connection: Connection, header: Header, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self._connection = connection
+        self._header = header
+        self._handler = handler
+        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._calls = TaskSet()
+        self._task: asyncio.Task[object] | None = None
+        self._listening: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        """Return when the socket in the slot is listening."""
+        loop = asyncio.get_running_loop()
+        self._listening = loop.create_future()
+        self._task = loop.create_task(
+            self._connection.call(self._header, on_event=self._on_event, chunks=self._stream())
+        )
+        racing: list[asyncio.Future[Any]] = [self._listening, self._task]
+        await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+        if not self._listening.done():
+            await self._task
+
+    def _on_event(self, header: Header, body: bytes) -> None:
+        if header["ev"] == "listening":
+            if self._listening is not None and not self._listening.done():
+                self._listening.set_result(None)
+        elif header["ev"] == "call":
+            self._calls.start(self._answer(header["call"], body))
+
+    async def _answer(self, number: int, line: bytes) -> None:
+        """Always answers: the program in the slot waits for it."""
+        reply = _failed("the call was cancelled")
+        try:
+            reply = await self._handler(line.rstrip(b"\n"))
+        except Exception as error:  # the details go to the log; the slot learns only the type
+            log.exception("the handler of a bridge failed")
+            reply = _failed(f"the call failed outside the sandbox: {type(error).__name__}")
+        finally:
+            self._answers.put_nowait(ANSWER.pack(number, len(reply)) + reply)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        while (answer := await self._answers.get()) is not None:
+            yield answer
+
+    async def close(self) -> None:
+        """End the stream; the server closes and removes the socket."""
+        self._calls.cancel()
+        self._answers.put_nowait(None)
+        if self._task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+
+def _failed(reason: str) -> bytes:
+    return json.dumps({"error": reason}).encode()
 
 
 def _activity(callback: Callable[[float], None]) -> Callable[[Header, bytes], None]:

@@ -1,7 +1,6 @@
 """Local side of uploads and downloads: trees as a stream of records, see PROTOCOL.md.
 
-Links are copied as links and never followed, on this side as on the other; a record that would leave the target
-directory is refused.
+Links are copied as links and never followed, on both sides. A record that would leave the target directory is refused.
 """
 
 from __future__ import annotations

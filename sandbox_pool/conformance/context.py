@@ -68,7 +68,7 @@ class CheckContext:
 
     @asynccontextmanager
     async def two(self, spec: SandboxSpec | None = None) -> AsyncIterator[tuple[Lease, Lease]]:
-        """Two tenants side by side on one host."""
+        """Two leases on one host at the same time."""
         async with self.lease(spec) as one, self.lease(spec) as other:
             expect(one.host == other.host, "the two leases are on different hosts; check with max_hosts=1")
             yield one, other
@@ -98,7 +98,7 @@ class CheckContext:
         """Wait until the condition holds."""
         deadline_s = time.monotonic() + timeout_s
         while not await condition():
-            expect(time.monotonic() < deadline_s, f"waited {timeout_s:g} s in vain for {functools.partial(condition)}")
+            expect(time.monotonic() < deadline_s, f"not true after {timeout_s:g} s: {functools.partial(condition)}")
             await asyncio.sleep(0.02)
 
     def close(self) -> None:

@@ -1,8 +1,11 @@
-"""Runs checks against a pool and says what became of each."""
+"""Finds all checks (one module per subject, one function per promise), runs them against a pool and reports on each."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
+import inspect
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -13,6 +16,21 @@ from sandbox_pool.conformance.check import Check, CheckFailed, CheckResult
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.pool.pool import SlotPool
 
+GROUPS = (
+    "execution",
+    "state",
+    "output",
+    "timeouts",
+    "files",
+    "transfer",
+    "processes",
+    "pty",
+    "snapshot",
+    "isolation",
+    "limits",
+    "leases",
+    "protocol",
+)
 STRONGEST_WITHOUT: dict[str, tuple[str, str]] = {
     "own-root": ("landlock", "the root file system is shared: only the workspace is the slot's own"),
     "writable-root": ("landlock", "the root file system is shared: only the workspace can be written"),
@@ -40,6 +58,25 @@ LIMITS = {
 
 
 _WHAT = {"network": "policy", "loopback": "of a slot's own", "signals": "between commands", "tty": "at /dev/tty"}
+
+
+@functools.cache
+def all_checks() -> tuple[Check, ...]:
+    """Every check, in the order they are written down."""
+    return tuple(check for group in GROUPS for check in _checks_of(group))
+
+
+def _checks_of(group: str) -> list[Check]:
+    module = importlib.import_module(f"sandbox_pool.conformance.checks.{group}")
+    found = []
+    for name, function in vars(module).items():
+        marked = getattr(function, "__check__", None)
+        if marked is None or not inspect.iscoroutinefunction(function):
+            continue
+        needs, timeout_s = marked
+        promise = inspect.getdoc(function) or name
+        found.append(Check(group, name, promise.splitlines()[0], needs, function, timeout_s))
+    return found
 
 
 def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: bool) -> str | None:
@@ -102,10 +139,10 @@ async def run_check(check: Check, context: CheckContext) -> CheckResult:
 
 async def run_checks(checks: Sequence[Check], context: CheckContext, at_once: int = 4) -> AsyncIterator[CheckResult]:
     """Run checks, a few at a time; results come as they are known."""
-    gate = asyncio.Semaphore(at_once)
+    limit = asyncio.Semaphore(at_once)
 
     async def guarded(check: Check) -> CheckResult:
-        async with gate:
+        async with limit:
             return await run_check(check, context)
 
     tasks = [asyncio.create_task(guarded(check)) for check in checks]

@@ -1,1 +1,1 @@
-"""What survives a crash: the record of every host, who owns it, and the removal of what nobody owns."""
+"""What survives a crash: the record of every host and its owner, and the removal of hosts without one."""

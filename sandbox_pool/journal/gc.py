@@ -51,7 +51,7 @@ class GcReport:
 
 
 class Liveness:
-    """Which owners live, by what the journal knows of them."""
+    """Which owners still run, according to the journal."""
 
     def __init__(self, owners: dict[str, JournalOwner]) -> None:
         self._owners = owners
@@ -98,18 +98,18 @@ async def collect_orphans(
 ) -> GcReport:
     """Destroy every host without a living owner: those in the journal, then those only their provider knows.
 
-    The places are asked for what they have even when the journal does not mention them; so is this machine.
+    The given providers and this machine are listed even when the journal does not mention them.
     """
     report = GcReport()
     await asyncio.to_thread(journal.beat, me)
     live = Liveness(await asyncio.to_thread(journal.owners))
     recorded = await asyncio.to_thread(journal.hosts)
-    gate = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(AT_ONCE)
     orphans = [host for host in recorded if not live.alive(host.owner)]
-    await asyncio.gather(*(_destroy_recorded(journal, state_dir, me, host, report, gate) for host in orphans))
+    await asyncio.gather(*(_destroy_recorded(journal, state_dir, me, host, report, limit) for host in orphans))
     known = {host.name for host in recorded}
     for name, settings in _places(recorded, places):
-        await _destroy_unrecorded(name, settings, state_dir, me, live, known, report, gate)
+        await _destroy_unrecorded(name, settings, state_dir, me, live, known, report, limit)
     for tag, owner in (await asyncio.to_thread(journal.owners)).items():
         if tag != me.tag() and not live.alive(owner.owner.tag()):
             await asyncio.to_thread(journal.forget_owner, tag)
@@ -127,12 +127,12 @@ def _places(recorded: list[JournalHost], places: Iterable[ProviderPlace]) -> lis
 
 
 async def _destroy_recorded(
-    journal: Journal, state_dir: Path, me: Owner, host: JournalHost, report: GcReport, gate: asyncio.Semaphore
+    journal: Journal, state_dir: Path, me: Owner, host: JournalHost, report: GcReport, limit: asyncio.Semaphore
 ) -> None:
     if not await asyncio.to_thread(journal.claim, host.name, dead=host.owner, claimant=me):
         return
     reason = f"its owner (pid {Owner.parse(host.owner).pid}) is dead; it was {host.state}"
-    async with gate:
+    async with limit:
         error = await _stop(host.provider, host.settings, state_dir, me, host.name)
     if error is None:
         await asyncio.to_thread(journal.forget, host.name)
@@ -149,7 +149,7 @@ async def _destroy_unrecorded(
     live: Liveness,
     known: set[str],
     report: GcReport,
-    gate: asyncio.Semaphore,
+    limit: asyncio.Semaphore,
 ) -> None:
     try:
         records = await _list(name, settings, state_dir, me)
@@ -160,7 +160,7 @@ async def _destroy_unrecorded(
     known.update(record.name for record in orphans)
 
     async def destroy(record: HostRecord) -> None:
-        async with gate:
+        async with limit:
             problem = await _stop(name, settings, state_dir, me, record.name)
         reason = problem or f"not in the journal, {record.state}, no living owner"
         report.actions.append(GcAction(record.name, name, "failed" if problem else "destroyed", reason))

@@ -2,7 +2,7 @@
 
 One SQLite file per state directory, shared by all processes of its user. The promise: a host's name is on disk, synced,
 *before* its provider is asked to create it, and stays there until the provider has confirmed that it is gone. Leases
-are recorded too, for `pool status`; they are written behind the caller's back and never slow a lease down.
+are recorded too, for `pool status`; they are written in the background and never slow a lease down.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ CREATE TABLE IF NOT EXISTS pacing (provider TEXT PRIMARY KEY, next_s REAL NOT NU
 """
 VERSION = 1
 LONGEST_LINE = 1000
-"""Creates that may stand in line for their moment."""
+"""Creates that may wait for their turn."""
 SECRET = re.compile(r"token|secret|password|passwd|credential|api_?key", re.IGNORECASE)
 
 
@@ -120,7 +120,7 @@ class JournalLease:
 
 @dataclass(frozen=True)
 class JournalOwner:
-    """A process that owns or owned hosts, and when it last said that it lives."""
+    """A process that owns or owned hosts, and its last heartbeat."""
 
     owner: Owner
     command: str
@@ -169,7 +169,7 @@ class Journal:
             self._db.execute("COMMIT")
 
     def beat(self, owner: Owner, command: str = "") -> None:
-        """Say that the owner lives; the first call registers it."""
+        """Renew the owner's heartbeat; the first call registers it."""
         with self._transaction() as db:
             db.execute(
                 "INSERT INTO owners VALUES (?, ?, ?) "
@@ -220,7 +220,7 @@ class Journal:
             db.execute("DELETE FROM leases WHERE host = ?", (name,))
 
     def claim(self, name: str, *, dead: str, claimant: Owner) -> bool:
-        """Take over a dead owner's host; False when somebody else was faster."""
+        """Take over a dead owner's host; False when another process was faster."""
         with self._transaction() as db:
             done = db.execute(
                 "UPDATE hosts SET owner = ? WHERE name = ? AND owner = ?", (claimant.tag(), name, dead)

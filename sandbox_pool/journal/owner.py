@@ -1,7 +1,7 @@
 """Who owns a host: this process, told apart from every other process that ever had its pid.
 
-A process is named by its pid and start time within one boot and one pid namespace. Whether such an owner still lives
-can be answered exactly on the machine and in the pid namespace it runs in; elsewhere only its heartbeat tells.
+A process is named by its pid and start time within one boot and one pid namespace. Whether such an owner still runs
+is known exactly on its own machine and in its own pid namespace; elsewhere only by its heartbeat.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def this_process() -> Owner:
 
 
 def is_alive(owner: Owner, *, heartbeat_age_s: float | None, heartbeat_limit_s: float = 120.0) -> bool:
-    """Whether the owner still lives. Exact where its pid can be seen; by its last heartbeat where it cannot.
+    """Whether the owner still runs: exact where its pid can be seen, else by its last heartbeat.
 
-    An owner that can neither be seen nor was ever heard of counts as alive: it is not ours to judge.
+    An owner that cannot be seen and has no heartbeat counts as alive, so that nothing of it is removed by mistake.
     """
     here = this_process()
     if owner.machine == here.machine:

@@ -1,7 +1,7 @@
-"""Slots to waiters, and slots back: the part of the pool that must never lose one.
+"""Gives slots to waiters and takes them back: the part of the pool that must never lose one.
 
-Runs in the pool's own loop, so that between two awaits nothing changes. Whatever has to happen after a caller was
-cancelled (a lease that came through late, a reset) runs in a task of the dispatcher's own.
+Runs in the pool's own loop, so nothing changes between two awaits. Work that must go on after its caller was cancelled
+(a lease that comes through late, a reset) runs in a task of the dispatcher.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, ScratchFull, StaleLease
@@ -18,17 +17,18 @@ from sandbox_pool.journal.journal import JournalLease, LeaseLog
 from sandbox_pool.pool.fleet import Fleet
 from sandbox_pool.pool.host import Grant, PooledHost
 from sandbox_pool.pool.metrics import PoolMetrics
-from sandbox_pool.pool.scaling import Limits, plan
+from sandbox_pool.pool.scaling import plan
 from sandbox_pool.pool.snapshot_places import SnapshotLocator
 from sandbox_pool.pool.status import describe_wait
 from sandbox_pool.pool.waiting import Waiter, WaitQueue
 from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.task_set import TaskSet
 
 log = logging.getLogger(__name__)
 
 
-class Returns:
-    """Every path ends with the slot free, quarantined, or gone with its host."""
+class Resets:
+    """Resets slots. Every path ends with the slot free, quarantined, or lost with its host."""
 
     def __init__(
         self, timeout_s: float, fleet: Fleet, metrics: PoolMetrics, on_done: Callable[[PooledHost], None]
@@ -91,28 +91,22 @@ class Returns:
         self._on_done(host)
 
 
-T = TypeVar("T")
-
-
 class Dispatcher:
     """Matches waiters with free slots, asks for more hosts, resets what comes back."""
 
     def __init__(self, config: PoolConfig, metrics: PoolMetrics, lease_log: LeaseLog) -> None:
         self.queue = WaitQueue()
         self._config = config
-        self._limits = Limits(
-            config.slots_per_host, config.min_hosts, config.max_hosts, config.max_starting, config.idle_s
-        )
         self._metrics = metrics
         self._lease_log = lease_log
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._expiries: dict[Grant, asyncio.TimerHandle] = {}
         self._closed = False
 
     def serve(self, fleet: Fleet, default_key: str, default_spec: SandboxSpec) -> None:
-        """Begin: the fleet to draw on, and what its first hosts are for."""
+        """Begin to give out slots of this fleet; its first hosts are for the default spec."""
         self._fleet = fleet
-        self._returns = Returns(self._config.reset_timeout_s, fleet, self._metrics, self._slot_returned)
+        self._resets = Resets(self._config.reset_timeout_s, fleet, self._metrics, self._slot_returned)
         self._default = (default_key, default_spec)
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.scale()
@@ -123,14 +117,14 @@ class Dispatcher:
             await self._first
 
     async def close(self) -> None:
-        """Tell everybody who waits that there will be no slot, and stop all timers."""
+        """Fail all waiters and stop all timers."""
         self._closed = True
         if not self._first.done():
             self._first.cancel()
         self.queue.fail(PoolClosed("the pool was closed"))
         for timer in self._expiries.values():
             timer.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
 
     async def acquire(
         self,
@@ -142,7 +136,7 @@ class Dispatcher:
         ttl_s: float | None,
         locate: SnapshotLocator | None,
     ) -> Grant:
-        """Stand in line for a slot and lease it."""
+        """Wait for a slot and lease it."""
         loop = asyncio.get_running_loop()
         waiter = Waiter(key, spec, task_id, locate, loop.create_future())
         self._refuse_if_full(key)
@@ -194,7 +188,7 @@ class Dispatcher:
             self._dispatch(host.key)
 
     async def _lease(self, waiter: Waiter, host: PooledHost, slot: int, timeout_s: float | None) -> Grant:
-        task = self._spawn(self._lease_at_server(waiter, host, slot))
+        task = self._tasks.start(self._lease_at_server(waiter, host, slot))
         try:
             await asyncio.wait({task}, timeout=self._left(waiter, timeout_s))
         except asyncio.CancelledError:
@@ -212,18 +206,17 @@ class Dispatcher:
             raise SandboxLost(f"{host.name} is gone")
         try:
             snapshot = await waiter.locate.place(host) if waiter.locate else None
-            epoch = await client.lease(slot, task_id=waiter.task_id, spec=waiter.spec, snapshot=snapshot)
+            box = await client.lease(slot, task_id=waiter.task_id, spec=waiter.spec, snapshot=snapshot)
         except Exception as error:
-            await self._returns.recover(host, slot, error)
+            await self._resets.recover(host, slot, error)
             raise
         if host.state == "gone":
             raise SandboxLost(f"{host.name} went away while slot {slot} was leased")
-        workdir = client.sandbox(slot, epoch, task_id=waiter.task_id, spec=waiter.spec).workdir
-        grant = Grant(host, slot, epoch, waiter.task_id, waiter.spec, workdir)
+        grant = Grant(host, slot, box.epoch, waiter.task_id, waiter.spec, box.workdir)
         self._metrics.bump("leases")
         if host.leased(grant):
             self._metrics.bump("reuses")
-        self._lease_log.record(host.name, slot, JournalLease(host.name, slot, epoch, waiter.task_id, time.time()))
+        self._lease_log.record(host.name, slot, JournalLease(host.name, slot, box.epoch, waiter.task_id, time.time()))
         return grant
 
     def _reclaim_late(self, task: asyncio.Task[Grant]) -> None:
@@ -231,14 +224,14 @@ class Dispatcher:
             self.reclaim(task.result())
 
     def reclaim(self, grant: Grant) -> None:
-        """Take a slot back without anybody waiting for it."""
+        """Take a slot back in the background."""
         if self._give_up(grant):
-            self._spawn(self._returns.reset(grant))
+            self._tasks.start(self._resets.reset(grant))
 
     async def release(self, grant: Grant) -> None:
         """Take a slot back; returns when it is reset. Cancelling the caller does not stop the reset."""
         if self._give_up(grant):
-            await asyncio.shield(self._spawn(self._returns.reset(grant)))
+            await asyncio.shield(self._tasks.start(self._resets.reset(grant)))
 
     def _give_up(self, grant: Grant) -> bool:
         timer = self._expiries.pop(grant, None)
@@ -269,7 +262,7 @@ class Dispatcher:
             waiter.granted.set_result((host, host.take()))
 
     def _pick(self, waiter: Waiter) -> PooledHost | None:
-        """The host with most free slots, so that load spreads; for a snapshot rather one that has it."""
+        """The host with most free slots, so that load spreads; for a snapshot, a host that has it comes first."""
         usable = [host for host in self._fleet.hosts.values() if host.key == waiter.key and host.free and host.serves]
         locate = waiter.locate
         if locate is not None:
@@ -277,13 +270,13 @@ class Dispatcher:
         return max(usable, key=lambda host: len(host.free), default=None)
 
     def scale(self) -> None:
-        """Start and stop hosts as demand has it."""
+        """Start and stop hosts as demand requires."""
         if self._closed:
             return
         waiting = {key: self.queue.count(key) for key in self.queue.waited_keys()}
         views = [host.view() for host in self._fleet.counted()]
         key, spec = self._default
-        steps = plan(views, waiting, self._limits, default_key=key, blocked=self._fleet.failures.blocked())
+        steps = plan(views, waiting, self._config, default_key=key, blocked=self._fleet.failures.blocked())
         for name in steps.stop:
             self._fleet.retire(self._fleet.hosts[name], "idle")
         for wanted in steps.start:
@@ -304,7 +297,7 @@ class Dispatcher:
         if final:
             if not self._first.done():
                 self._first.set_exception(error)
-                self._first.exception()  # a pool with min_hosts=0 has nobody who waits for it
+                self._first.exception()  # with min_hosts=0 nothing awaits it
             if not any(host.serves for host in self._fleet.hosts.values() if host.key == key):
                 self.queue.fail(error, key)
 
@@ -317,10 +310,4 @@ class Dispatcher:
     def _refuse_if_full(self, key: str) -> None:
         hosts = [host for host in self._fleet.hosts.values() if host.key == key and host.state == "ready"]
         if hosts and all(host.scratch_full for host in hosts):
-            raise ScratchFull(hosts[0].unwell)
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+            raise ScratchFull(hosts[0].unhealthy)

@@ -1,4 +1,4 @@
-"""Starts, watches, replaces and stops the hosts of a pool. Lives in the pool's own loop.
+"""Starts, watches, replaces and stops the hosts of a pool. Runs in the pool's own loop.
 
 The journal brackets every host: intent before the provider is asked, forgotten only after the provider confirmed that
 it is gone.
@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandbox_pool.config import PoolConfig, check_isolation
@@ -22,6 +21,7 @@ from sandbox_pool.pool.host import Connect, Grant, PooledHost
 from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.providers.base import Provider, ReportsLoss, create_interval_s
 from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.client.host_client import HostClient
@@ -54,12 +54,6 @@ class StartFailures:
         """Keys that must not be tried yet."""
         now = time.monotonic()
         return frozenset(key for key, at in self._retry_at_s.items() if at > now)
-
-    def next_retry_s(self) -> float | None:
-        """Seconds until a blocked key may be tried again."""
-        now = time.monotonic()
-        waits = [at - now for at in self._retry_at_s.values() if at > now]
-        return min(waits) if waits else None
 
 
 log = logging.getLogger(__name__)
@@ -111,7 +105,7 @@ class Fleet:
         self._connect = connect
         self._health = HealthWatch(config, on_change=events.fleet_changed, on_lost=self.lose)
         self._starts: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         if isinstance(provider, ReportsLoss):
             provider.on_host_lost(self._lost_by_name)
 
@@ -121,7 +115,7 @@ class Fleet:
             self.lose(host, reason)
 
     def counted(self) -> list[PooledHost]:
-        """Hosts that count against `max_hosts`: all but those that only serve their last leases out."""
+        """Hosts that count against `max_hosts`: all but those that are draining."""
         return [host for host in self.hosts.values() if host.state in ("starting", "ready")]
 
     def grow(self, key: str, spec: SandboxSpec) -> None:
@@ -130,23 +124,23 @@ class Fleet:
         self._begin(PooledHost(name, key, spec, self._connect))
 
     def adopt(self, name: str, key: str, spec: SandboxSpec) -> None:
-        """Go on with a host that a dead pool left running and that is ours in the journal by now."""
+        """Use a host that a dead pool left running; the journal already names us as its owner."""
         self._metrics.bump("hosts_adopted")
         self._begin(PooledHost(name, key, spec, self._connect, adopted=True))
 
     def _begin(self, host: PooledHost) -> None:
         self.hosts[host.name] = host
-        task = self._spawn(self._bring_up(host))
+        task = self._tasks.start(self._bring_up(host))
         self._starts[host.name] = task
         task.add_done_callback(lambda _: self._starts.pop(host.name, None))
 
     def retire(self, host: PooledHost, reason: str) -> None:
-        """Stop a host that nobody uses."""
+        """Stop an unused host."""
         self._dismiss(host, reason)
         self._metrics.bump("hosts_stopped")
 
     def lose(self, host: PooledHost, reason: str) -> None:
-        """The host is gone or must be taken for gone: its leases are lost, whatever is left of it is destroyed."""
+        """The host is gone or must be treated as gone: its leases are lost, and what is left of it is destroyed."""
         if host.state == "gone":
             return
         log.warning("host %s lost: %s", host.name, reason)
@@ -157,15 +151,15 @@ class Fleet:
         self._events.fleet_changed()
 
     def sweep(self) -> None:
-        """Stop condemned hosts that served their leases out, and unwell ones that nobody uses."""
+        """Stop unused hosts that are draining or unhealthy."""
         for host in list(self.hosts.values()):
             if host.busy or host.state == "gone":
                 continue
-            if host.state == "condemned":
-                reason = "; ".join(host.quarantined.values()) or "condemned"
+            if host.state == "draining":
+                reason = "; ".join(host.quarantined.values()) or "drained"
                 self.retire(host, reason)
-            elif host.state == "ready" and host.unwell and host.health_failures:
-                self.retire(host, host.unwell)
+            elif host.state == "ready" and host.unhealthy and host.health_failures:
+                self.retire(host, host.unhealthy)
 
     async def close(self) -> None:
         """Stop everything and wait until it is confirmed or given up."""
@@ -173,8 +167,7 @@ class Fleet:
             task.cancel()
         for host in list(self.hosts.values()):
             self._dismiss(host, "the pool was closed")
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
         await asyncio.gather(*map(self._end, list(self.leaked)))
 
     async def _bring_up(self, host: PooledHost) -> None:
@@ -204,7 +197,7 @@ class Fleet:
             raise HostStartFailed(f"{host.name} was not ready after {config.start_timeout_s:g} s") from error
         host.adopt_client(client)
         if self._health.expires_soon(host) and not host.adopted:
-            raise HostStartFailed(f"{host.name} would be ended by its place before a lease of it may be over")
+            raise HostStartFailed(f"{host.name} would be ended by its provider before a lease on it can finish")
         check_isolation(client.info, config.min_isolation)
         await self._take_over_slots(host)
         client.on_lost(lambda _: self.lose(host, "the connection to its slot server was lost"))
@@ -217,7 +210,7 @@ class Fleet:
         )
         host.state = "ready"
         host.idle_since_s = time.monotonic()
-        watch = self._spawn(self._health.watch(host))
+        watch = self._tasks.start(self._health.watch(host))
         host.tasks.add(watch)
 
     async def _intend(self, host: PooledHost) -> None:
@@ -265,7 +258,7 @@ class Fleet:
         host.grants.clear()
         host.snapshots.clear()
         self.hosts.pop(host.name, None)
-        self._spawn(self._destroy(host, reason, polite=polite))
+        self._tasks.start(self._destroy(host, reason, polite=polite))
 
     async def _destroy(self, host: PooledHost, reason: str, *, polite: bool) -> None:
         """Make sure the host is gone, then forget it. What cannot be confirmed stays in the journal for `gc`."""
@@ -276,7 +269,7 @@ class Fleet:
             task.cancel()
         if polite and host.client is not None:
             await self._ask_to_end(host.client, host.name)
-        # Whoever still waits for an answer of this host gets `SandboxLost` now.
+        # Calls that still wait for an answer of this host raise `SandboxLost` now.
         await host.close_clients()
         await asyncio.to_thread(self._journal.stopping, host.name, reason)
         for pause_s in STOP_BACKOFF_S:
@@ -304,9 +297,3 @@ class Fleet:
                 await client.shutdown()
         except (SandboxError, TimeoutError, OSError) as error:
             log.debug("%s did not shut down by itself: %s", name, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

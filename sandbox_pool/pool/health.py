@@ -1,4 +1,4 @@
-"""Watches hosts. An unwell host gets no new leases; the leases it holds are left alone until it is clearly gone."""
+"""Watches hosts. An unhealthy host gets no new leases; the leases it holds stay until it is clearly gone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPIRY_MARGIN_S = 60.0
-"""A host that its place will end gets no new leases from the longest lease plus this before its end, or from earlier on
-when its provider says so."""
+"""A host with an end of life gets no new leases from the longest lease plus this before it, or from earlier on when
+its provider says so."""
 
 
 class HealthWatch:
@@ -51,7 +51,7 @@ class HealthWatch:
             elif time.monotonic() - answered_s > self._config.lost_after_s:
                 self._on_lost(host, f"no answer to health checks for {self._config.lost_after_s:g} s")
                 return
-            if before != host.serves or host.unwell:
+            if before != host.serves or host.unhealthy:
                 self._on_change()
             await asyncio.sleep(self._config.health_interval_s)
 
@@ -63,16 +63,16 @@ class HealthWatch:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             log.info("health check of %s failed (%d in a row): %s", host.name, host.health_failures, reason)
             if host.health_failures >= self._config.health_failures:
-                host.unwell = f"{host.health_failures} health checks failed, the last: {reason}"
+                host.unhealthy = f"{host.health_failures} health checks failed, the last: {reason}"
             return
         host.health_failures = 0
-        host.unwell = self._scratch_problem(host)
+        host.unhealthy = self._scratch_problem(host)
         if self.expires_soon(host) and host.state == "ready":
-            log.info("%s is near the end of its time: it gets no more leases", host.name)
-            host.state = "condemned"
+            log.info("%s is near its end of life: it gets no more leases", host.name)
+            host.state = "draining"
 
     async def _ask(self, host: PooledHost, pending: set[asyncio.Task[HostHealth]]) -> HostHealth:
-        """The answer in time. A question without an answer is not withdrawn but asked on: it may only be late."""
+        """The answer in time. A request without an answer stays open, because the answer may only be late."""
         assert host.client is not None
         if not pending:
             pending.add(asyncio.get_running_loop().create_task(host.client.health()))
@@ -95,7 +95,7 @@ class HealthWatch:
         return ""
 
     def expires_soon(self, host: PooledHost) -> bool:
-        """Whether its place will end the host before a lease that begins now may be over."""
+        """Whether the provider will end the host before a lease that begins now can finish."""
         if host.host is None or host.host.expires_at_s is None:
             return False
         margin_s = max(host.host.drain_s, (self._config.lease_ttl_s or 0.0) + EXPIRY_MARGIN_S)

@@ -1,51 +1,34 @@
-"""One slot server as the pool sees it: which slots are free, who holds the others, and whether it may serve more.
+"""The pool's state of one host: which slots are free, who holds the others, and whether it may serve more.
 
     free -> leased -> resetting -> free
                           \\-> quarantined -> host replaced
 
-Every slot is in exactly one of these sets at any time; all changes happen in the pool's own loop. Health is kept apart:
-it only decides whether new leases are given, never what becomes of those that are held.
+Every slot is in exactly one of these sets at any time; all changes happen in the pool's own loop. Health is separate:
+it only decides whether new leases are given, never what happens to those that are held.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sandbox_pool.client.connection import dial
+from sandbox_pool.client.host_client import HostClient, HostHealth
 from sandbox_pool.errors import SandboxLost
 from sandbox_pool.pool.scaling import HostView
 from sandbox_pool.providers.base import Dials, Host, Provider
 from sandbox_pool.spec import SandboxSpec
 
-if TYPE_CHECKING:
-    from sandbox_pool.client.host_client import HostClient, HostHealth
-
-Connect = Callable[[str, str], Awaitable["HostClient"]]
+Connect = Callable[[str, str], Awaitable[HostClient]]
 """Reach a slot server: address, token -> connection."""
-
-
-async def connect(address: str, token: str) -> HostClient:
-    """Reach a slot server the ordinary way."""
-    from sandbox_pool.client.host_client import HostClient
-
-    return await HostClient.connect(address, token)
 
 
 def connect_through(provider: Provider) -> Connect:
     """How the slot servers of this provider are reached."""
-    if not isinstance(provider, Dials):
-        return connect
-    dial = provider.dial
-
-    async def dialled(address: str, token: str) -> HostClient:
-        from sandbox_pool.client.host_client import HostClient
-
-        return await HostClient.connect(address, token, dial=dial)
-
-    return dialled
+    return functools.partial(HostClient.connect, dial=provider.dial if isinstance(provider, Dials) else dial)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +47,12 @@ class Grant:
 
 @dataclass(eq=False)
 class PooledHost:
-    """State of one host. `state` is starting, ready, condemned (serves its leases out, gets no more) or gone."""
+    """State of one host. `state` is starting, ready, draining (keeps its leases, gets no more) or gone."""
 
     name: str
     key: str
     spec: SandboxSpec
-    connect: Connect = connect
+    connect: Connect
     adopted: bool = False
     """Found running, left by a dead pool, instead of being created."""
     state: str = "starting"
@@ -85,7 +68,7 @@ class PooledHost:
     snapshots: set[str] = field(default_factory=set)
     health: HostHealth | None = None
     health_failures: int = 0
-    unwell: str = ""
+    unhealthy: str = ""
     """Why no new lease is given although the host is up; empty when all is well."""
     scratch_full: bool = False
     since_s: float = field(default_factory=time.monotonic)
@@ -96,19 +79,16 @@ class PooledHost:
     @property
     def serves(self) -> bool:
         """Whether new leases may be given."""
-        return self.state == "ready" and not self.unwell
+        return self.state == "ready" and not self.unhealthy
 
     @property
     def busy(self) -> bool:
-        """Whether anybody holds or is about to hold a slot."""
+        """Whether any slot is held or about to be held."""
         return bool(self.taken or self.grants or self.resetting)
 
-    def take(self, slot: int | None = None) -> int:
+    def take(self) -> int:
         """Reserve a free slot: the one used last, whose pages are warm."""
-        if slot is None:
-            slot = self.free.pop()
-        else:
-            self.free.remove(slot)
+        slot = self.free.pop()
         self.taken.add(slot)
         return slot
 
@@ -121,7 +101,7 @@ class PooledHost:
         self._touch()
 
     def leased(self, grant: Grant) -> bool:
-        """A reserved slot is leased now; True when it had served somebody before."""
+        """A reserved slot is leased now; True when it had been leased before."""
         self.taken.discard(grant.slot)
         self.grants[grant.slot] = grant
         reused = grant.slot in self.served
@@ -142,7 +122,7 @@ class PooledHost:
         self.resetting.discard(slot)
         self.quarantined[slot] = reason
         if self.state == "ready":
-            self.state = "condemned"
+            self.state = "draining"
         self._touch()
 
     def _touch(self) -> None:
@@ -182,7 +162,7 @@ class PooledHost:
         self._clients[asyncio.get_running_loop()] = client
 
     def client_is_dead(self) -> bool:
-        """Whether the pool's own connection is gone, so that nothing can be asked of the host any more."""
+        """Whether the pool's own connection is gone, so that the host cannot be reached any more."""
         return self.client is None or self.client.closed
 
     async def close_clients(self) -> None:

@@ -26,7 +26,7 @@ class Lease(Sandbox):
 
     def __init__(self, pool: SlotPool, client: HostClient, grant: Grant) -> None:
         super().__init__(
-            client.sandbox(grant.slot, grant.epoch, task_id=grant.task_id, spec=grant.spec)._connection,
+            client.connection,
             grant.slot,
             grant.epoch,
             task_id=grant.task_id,
@@ -52,8 +52,10 @@ class Lease(Sandbox):
     async def exec(self, command: str, *, timeout_s: float | None = None, **options: Any) -> ExecResult:
         """As `Sandbox.exec`; the pool keeps the latency for its metrics.
 
-        The server enforces the timeout. One that does not answer well after it is not there any more: `SandboxLost`.
+        The server enforces the timeout. No answer `ANSWER_GRACE_S` after it is `SandboxLost`.
         """
+        if timeout_s is None:
+            timeout_s = self._pool.config.exec_timeout_s
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + ANSWER_GRACE_S):

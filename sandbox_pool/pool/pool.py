@@ -1,22 +1,24 @@
 """The slot pool: hands isolated slots to tasks, first come first served, and takes every one of them back.
 
-Promises: a slot is in at most one task's hands; a slot that was used is proven clean before the next task gets it;
-cancelling a task in any phase loses no slot; what dies is replaced; what a dead process left behind is found in the
-journal and removed.
+Promises: a slot is leased to at most one task; a used slot is proven clean before the next task gets it; cancelling a
+task in any phase loses no slot; a host that dies is replaced; what a dead process left behind is found in the journal
+and removed.
 
-The pool's state belongs to one event loop, the one that started it. Leases may be taken and used from any other loop:
-the call for the slot crosses over to the pool's loop, commands then go over a connection of the caller's own loop.
+The pool's state belongs to the event loop that started it. Leases may be taken and used in any other loop: the request
+for a slot runs in the pool's loop, and commands use a connection of the caller's loop. Plain threads use
+`SlotPool.sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import PoolClosed
@@ -24,7 +26,6 @@ from sandbox_pool.journal.gc import claim_running, collect_orphans
 from sandbox_pool.journal.journal import Journal, LeaseLog
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.pool import signals
-from sandbox_pool.pool.crossloop import call_in_loop
 from sandbox_pool.pool.dispatch import Dispatcher
 from sandbox_pool.pool.fleet import Fleet
 from sandbox_pool.pool.host import Connect, Grant, connect_through
@@ -34,6 +35,7 @@ from sandbox_pool.pool.snapshot_places import SnapshotStore
 from sandbox_pool.pool.status import PoolStatus, status_of
 from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_keys, load_provider
 from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.pool.sync import SyncSlotPool
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
+T = TypeVar("T")
 
 
 class SlotPool:
@@ -57,7 +60,7 @@ class SlotPool:
         """Another client of one of the pool's slot servers: address, token -> client."""
         self._home: asyncio.AbstractEventLoop | None = None
         self._state = "new"
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = TaskSet()
 
     @classmethod
     def from_config(cls, config: PoolConfig) -> Self:
@@ -120,8 +123,8 @@ class SlotPool:
         self._snapshots = SnapshotStore()
         if self.config.handle_sigterm:
             signals.close_on_sigterm(self)
-        self._spawn(self._maintain())
-        self._spawn(self._collect())
+        self._background.start(self._maintain())
+        self._background.start(self._collect())
         try:
             await self._dispatcher.first_host()
         except BaseException:
@@ -158,9 +161,8 @@ class SlotPool:
 
     async def _close(self) -> None:
         signals.forget(self)
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        self._background.cancel()
+        await self._background.finish()
         await self._dispatcher.close()
         await self._fleet.close()
         if isinstance(self._provider, Closes):
@@ -243,17 +245,17 @@ class SlotPool:
         return self._snapshots.add(snapshot, grant.host, grant.spec)
 
     async def drop_snapshot(self, snapshot: str) -> None:
-        """Forget a snapshot and free its space on every host that has a copy."""
+        """Delete a snapshot on every host that has a copy."""
         assert self._home is not None
         work = self._snapshots.drop(snapshot)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._home))
 
     def status(self) -> PoolStatus:
-        """What the pool is doing right now. From another thread the picture may be a moment old."""
+        """What the pool is doing right now. Seen from another thread it may be a moment old."""
         return status_of(self._fleet, self._dispatcher, self.metrics)
 
     async def _maintain(self) -> None:
-        """Idle hosts go, blocked starts are retried, and the journal hears that this process lives."""
+        """Stop idle hosts, retry blocked starts, and renew this process's heartbeat in the journal."""
         beaten_s = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self.config.idle_s / 4))
@@ -263,7 +265,7 @@ class SlotPool:
                 await asyncio.to_thread(self._journal.beat, self.owner)
 
     async def _collect(self) -> None:
-        """What dead processes left behind goes, while this pool is already serving."""
+        """Remove what dead processes left behind, while this pool is already serving."""
         try:
             report = await collect_orphans(self._journal, self._context.state_dir, self.owner, places=[self._place])
         except Exception as error:  # noqa: BLE001 - leftovers of others must not stop this pool; gc shows the same fault
@@ -272,7 +274,42 @@ class SlotPool:
         if report.actions:
             log.info("leftovers of earlier runs: %s", "; ".join(action.text() for action in report.actions))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+
+async def call_in_loop(
+    home: asyncio.AbstractEventLoop, call: Callable[[], Coroutine[Any, Any, T]], reclaim: Callable[[T], None]
+) -> T:
+    """Await `call()` in the loop `home`. Cancelling this cancels the call; a result nobody took is reclaimed.
+
+    `asyncio.run_coroutine_threadsafe` would drop the result of a call that ends while its caller is being cancelled;
+    for a lease that would be a leak. Here the lock inside `answer` decides who has the result.
+    """
+    if asyncio.get_running_loop() is home:
+        return await call()
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def finish(task: asyncio.Task[T]) -> None:
+        error = PoolClosed("the pool was closed during the call") if task.cancelled() else task.exception()
+        if answer.set_running_or_notify_cancel():
+            if error is None:
+                answer.set_result(task.result())
+            else:
+                answer.set_exception(error)
+        elif error is None:
+            reclaim(task.result())
+
+    def begin() -> None:
+        task = home.create_task(call())
+        task.add_done_callback(finish)
+        answer.add_done_callback(lambda _: home.call_soon_threadsafe(task.cancel))
+
+    def reclaim_late(done: concurrent.futures.Future[T]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            home.call_soon_threadsafe(reclaim, done.result())
+
+    home.call_soon_threadsafe(begin)
+    try:
+        return await asyncio.wrap_future(answer)
+    except asyncio.CancelledError:
+        answer.cancel()
+        answer.add_done_callback(reclaim_late)
+        raise

@@ -24,7 +24,7 @@ _pools: weakref.WeakSet[SlotPool] = weakref.WeakSet()
 
 
 def close_on_sigterm(pool: SlotPool) -> None:
-    """Close this pool when the process is told to end."""
+    """Close this pool on SIGTERM."""
     _pools.add(pool)
     install()
 
@@ -47,10 +47,10 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # From here on a second SIGTERM ends the process at once, and the closing thread ends it the same way.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A thread, because this handler runs inside the loop that has to go on to close the pools.
-    threading.Thread(target=_close_all_and_die, name="sandbox-pool-sigterm", daemon=True).start()
+    threading.Thread(target=_close_all_and_exit, name="sandbox-pool-sigterm", daemon=True).start()
 
 
-def _close_all_and_die() -> None:
+def _close_all_and_exit() -> None:
     closings = []
     for pool in list(_pools):
         loop = pool.loop

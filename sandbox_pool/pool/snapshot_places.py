@@ -1,4 +1,4 @@
-"""Where snapshots are: on the host they were made on, and copied to another when a task must run there."""
+"""Which hosts have which snapshot. One is copied to another host when a task must run there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SnapshotLocator:
         return await asyncio.shield(task)
 
     async def _copy(self, host: PooledHost) -> str:
-        source = next((other for other in self._snapshot.copies if other.state in ("ready", "condemned")), None)
+        source = next((other for other in self._snapshot.copies if other.state in ("ready", "draining")), None)
         if source is None or source.client is None or host.client is None:
             raise SandboxLost(f"the snapshot {self._name} went away with its host")
         copy = await host.client.import_snapshot(source.client.export_snapshot(self._snapshot.copies[source]))
@@ -58,14 +58,17 @@ class SnapshotStore:
         self._snapshots: dict[str, _Snapshot] = {}
 
     def add(self, snapshot: str, host: PooledHost, spec: SandboxSpec) -> str:
-        """A lease on this host made it. Its name in the pool: hosts number theirs alike. Safe from any thread."""
+        """Record a snapshot that a lease on this host made; its name in the pool, since ids repeat between hosts.
+
+        Safe from any thread.
+        """
         name = f"{host.name}/{snapshot}"
         self._snapshots[name] = _Snapshot(spec, {host: snapshot})
         host.snapshots.add(snapshot)
         return name
 
     def spec_of(self, name: str) -> SandboxSpec:
-        """The spec of the slot it was made in; whoever starts from it gets the same."""
+        """The spec of the slot it was made in; a lease that starts from it gets the same."""
         return self._find(name).spec
 
     def locator(self, name: str) -> SnapshotLocator:

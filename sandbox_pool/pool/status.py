@@ -31,7 +31,7 @@ class HostStatus:
     """slot -> task"""
     resetting: int
     quarantined: dict[int, str]
-    unwell: str
+    unhealthy: str
     scratch_free_mb: int | None
 
 
@@ -58,7 +58,7 @@ class PoolStatus:
 
 
 def status_of(fleet: Fleet, dispatcher: Dispatcher, metrics: PoolMetrics) -> PoolStatus:
-    """Take the picture."""
+    """The pool right now."""
     hosts = tuple(_host_status(host) for host in list(fleet.hosts.values()))
     return PoolStatus(hosts, sum(1 for _ in dispatcher.queue.waiting()), dict(fleet.leaked), metrics.summary())
 
@@ -75,7 +75,7 @@ def _host_status(host: PooledHost) -> HostStatus:
         leased={slot: grant.task_id for slot, grant in sorted(host.grants.items())},
         resetting=len(host.resetting),
         quarantined=dict(host.quarantined),
-        unwell=host.unwell,
+        unhealthy=host.unhealthy,
         scratch_free_mb=host.health.scratch_free_mb if host.health else None,
     )
 
@@ -88,8 +88,8 @@ def describe_wait(waiter: Waiter, fleet: Fleet, queue: WaitQueue) -> str:
     starting = [host for host in hosts if host.state == "starting"]
     if starting:
         parts.append(f"{len(starting)} host(s) starting for {now_s - min(host.since_s for host in starting):.0f} s")
-    parts += [f"{host.name} gives no new leases: {host.unwell}" for host in hosts if host.unwell]
-    parts += [f"{host.name} is being replaced" for host in hosts if host.state == "condemned"]
+    parts += [f"{host.name} gives no new leases: {host.unhealthy}" for host in hosts if host.unhealthy]
+    parts += [f"{host.name} is being replaced" for host in hosts if host.state == "draining"]
     if not hosts and fleet.hosts:
         parts.append(f"all {len(fleet.hosts)} hosts serve other specs")
     error = fleet.failures.last.get(waiter.key)

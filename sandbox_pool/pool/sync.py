@@ -1,4 +1,19 @@
-"""The pool for plain threads and scripts: the same pool in a thread of its own; every call waits for its answer."""
+"""The pool without `async`, for scripts and plain threads.
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sandbox_pool import PoolConfig, SlotPool
+
+    def solve(number):
+        with pool.lease(f"task-{number}") as sandbox:
+            return sandbox.exec(f"echo {number}", timeout_s=60).output
+
+    with SlotPool.sync(PoolConfig(slots_per_host=4)) as pool, ThreadPoolExecutor(8) as threads:
+        outputs = list(threads.map(solve, range(24)))
+
+The pool runs in an event loop in a thread of its own. A call from any other thread runs there and waits for its result,
+so a lease offers the same methods as `Sandbox`, without `await`. Errors are the same too.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +44,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in the loop and wait. Ctrl-C while waiting cancels it and waits for its end."""
+        """Run in the loop and wait for the result. Ctrl-C while waiting cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
@@ -45,7 +60,7 @@ class LoopThread:
 
 
 class SyncProxy:
-    """Any object with async methods, for a plain thread: calls wait, and what they return is wrapped likewise."""
+    """Any object with async methods, for plain threads: calls wait, and results with async methods are wrapped too."""
 
     def __init__(self, target: object, thread: LoopThread) -> None:
         self._target = target
@@ -121,7 +136,7 @@ class SyncSlotPool:
         return SyncLease(thread.run(pool.acquire(task_id, None, timeout_s, snapshot=snapshot)), thread)
 
     def drop_snapshot(self, snapshot: str) -> None:
-        """Forget a snapshot and free its space."""
+        """Delete a snapshot on every host that has a copy."""
         pool, thread = self._running()
         thread.run(pool.drop_snapshot(snapshot))
 

@@ -1,4 +1,4 @@
-"""Those who wait for a slot, first come first served per key. Used only from the pool's own loop."""
+"""Callers that wait for a slot, first come first served per key. Used only in the pool's own loop."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Waiter:
 
 
 class WaitQueue:
-    """One line per key. A waiter that was cancelled or timed out is skipped: it can never swallow a slot."""
+    """One line per key. A waiter that was cancelled or timed out is skipped: it can never take a slot."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Waiter]] = {}
 
     def push(self, waiter: Waiter) -> None:
-        """Stand at the end of the line."""
+        """Join the end of the line."""
         self._lines.setdefault(waiter.key, deque()).append(waiter)
 
     def push_front(self, waiter: Waiter) -> None:
@@ -63,12 +63,12 @@ class WaitQueue:
         return sum(1 for waiter in self._lines.get(key, ()) if not waiter.granted.done())
 
     def waiting(self) -> Iterator[Waiter]:
-        """Everybody who waits, in no particular order between keys."""
+        """All waiters, in no particular order between keys."""
         for line in self._lines.values():
             yield from (waiter for waiter in line if not waiter.granted.done())
 
     def waited_keys(self) -> list[str]:
-        """Keys somebody waits for, the longest wait first."""
+        """Keys with waiters, the longest wait first."""
         heads = [head for key in list(self._lines) if (head := self.head(key)) is not None]
         return [waiter.key for waiter in sorted(heads, key=lambda waiter: waiter.since_s)]
 

@@ -1,10 +1,10 @@
-"""What a place for slots must offer: start a slot server under a given name, stop it, and list what it has.
+"""What a provider must offer: start a slot server under a given name, stop it, and list what there is.
 
 The contract, in the order in which providers get it wrong:
 
 - **The name is the identity.** `start(name, spec)` called twice gives the same host. When a create ends ambiguously (a
   timeout, a cut connection), calling `start` again finds what was created, or `stop(name)` makes sure there is nothing.
-- **`stop` is idempotent and says the truth.** It returns when the host and all it left behind are gone, also when
+- **`stop` is idempotent and certain.** It returns when the host and all it left behind are gone, also when
   there never was such a host, and raises when it cannot be sure. The pool keeps the name in its journal until `stop`
   returned.
 - **`list` shows everything this project ever started there** that still exists, with the owner's tag: it finds hosts
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, runtime_checka
 from pydantic import BeforeValidator
 
 from sandbox_pool.config import Isolation, PoolConfig
+from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull
 from sandbox_pool.journal.journal import without_secrets
 from sandbox_pool.spec import SandboxSpec
 
@@ -63,7 +64,7 @@ class Host:
     identity: str = ""
     """What is behind the name (an allocation id, a sandbox id, a pid): another one is another host."""
     expires_at_s: float | None = None
-    """Unix time at which the place ends the host (Modal: after 24 h at most); the pool replaces it before."""
+    """Unix time at which the provider ends the host (Modal: after 24 h at most); the pool replaces it before."""
     drain_s: float = 60.0
     """How long before that it gets no new leases, so that those it has can finish."""
 
@@ -73,7 +74,7 @@ class Host:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """Something this project started and that still exists in some form."""
+    """Something of this project that still exists at the provider."""
 
     name: str
     owner: str
@@ -178,7 +179,7 @@ class Adopts(Protocol):
 
 @runtime_checkable
 class Paces(Protocol):
-    """Optional: the place takes creates only at a certain rate, which counts unless a config sets another."""
+    """Optional: limits how often a host may be created; a config may set another rate."""
 
     create_interval_s: float
     """Least time between two creates."""
@@ -186,7 +187,7 @@ class Paces(Protocol):
 
 @runtime_checkable
 class ReportsLoss(Protocol):
-    """Optional: the place says when a host is gone, which no connection tells when a whole machine is cut off."""
+    """Optional: reports that a host is gone. A connection does not show it when a whole machine is cut off."""
 
     def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
         """Call back with name and reason, in the pool's loop, for hosts that were started and not stopped."""
@@ -194,12 +195,13 @@ class ReportsLoss(Protocol):
 
 @runtime_checkable
 class Dials(Protocol):
-    """Optional: no socket leads to the hosts (or not to all of them), so the provider opens the way to each itself."""
+    """Optional: opens connections itself, because no socket leads to the hosts (or not to all of them)."""
 
     async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
         """Put the protocol on a transport to the slot server at this address; called in any loop, once per connection.
 
-        OSError or TimeoutError when nobody answers. `sandbox_pool.client.connection.dial` knows the ordinary addresses.
+        OSError or TimeoutError when there is no answer. `sandbox_pool.client.connection.dial` knows the ordinary
+        addresses.
         """
 
 
@@ -213,21 +215,29 @@ class HasJob(Protocol):
 
 @runtime_checkable
 class Closes(Protocol):
-    """Optional: a provider with connections of its own gets told when the pool is done."""
+    """Optional: has connections of its own to close when the pool is done."""
 
     async def close(self) -> None:
         """Release what the provider itself holds; hosts are already stopped."""
 
 
+def start_error(name: str, message: str) -> SandboxError:
+    """The error that a slot server's message about its failed start stands for."""
+    for kind in (IsolationUnavailable, ScratchFull):
+        if kind.__name__ in message:
+            return kind(f"{name}: {message}")
+    return HostStartFailed(f"{name}: {message}")
+
+
 def create_interval_s(provider: Provider, configured_s: float | None) -> float:
-    """Least time between two creates: as configured, else as the provider says, else hardly any."""
+    """Least time between two creates: as configured, else as the provider says, else the default."""
     if configured_s is not None:
         return configured_s
     return provider.create_interval_s if isinstance(provider, Paces) else DEFAULT_CREATE_INTERVAL_S
 
 
 def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
-    """Which hosts may serve a spec: as the provider says, else only those that were started for the very same spec."""
+    """Which hosts may serve a spec: as the provider says, else only those started for the same spec."""
     return provider.host_key if isinstance(provider, KeysHosts) else SandboxSpec.key
 
 
@@ -248,7 +258,7 @@ def provider_names() -> list[str]:
 
 
 def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any]) -> Provider:
-    """Make the provider of this name; an unknown name raises `ValueError` with what there is."""
+    """Make the provider of this name; an unknown name raises `ValueError`."""
     target = BUILT_IN.get(name)
     if target is None and ":" in name:
         target = name
@@ -279,7 +289,7 @@ def _pool_key(state_dir: Path) -> bytes:
         try:
             path.hardlink_to(draft)
         except FileExistsError:
-            pass  # another process was first: its key counts
+            pass  # another process was first: its key is used
         finally:
             draft.unlink()
     return path.read_bytes()

@@ -25,20 +25,21 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull
+from sandbox_pool.errors import SandboxError, ScratchFull
 from sandbox_pool.journal.owner import start_ticks
-from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, start_error
+from sandbox_pool.server import pack
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.spec import SandboxSpec
 
 SLOW = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs"})
 """File systems that are shared over a network, or too slow for layers that live for seconds."""
 UNFIT = SLOW | {"overlay", "aufs", "fuse.fuse-overlayfs"}
-"""Overlay on overlay does not work either: inside a container, /dev/shm is the better place."""
+"""Overlay on overlay does not work either: inside a container, /dev/shm is better."""
 
 
 def candidates() -> list[Path]:
-    """Places to look at, best first."""
+    """Where scratch space is looked for, best first."""
     return [Path("/scratch"), Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm")]
 
 
@@ -181,13 +182,13 @@ class LocalProvider:
 
     def _prepare(self, name: str, address: str) -> None:
         directory = self._directory(name)
-        # Others may pass through but not look around: slots of another uid keep their layers below.
+        # Others may enter but not list it: slots of another uid keep their layers below.
         self._root.chmod(0o711)
         directory.mkdir(mode=0o711)
         _write_record(directory, self._record(name, address))
         scratch = directory / "scratch"
         scratch.mkdir(mode=0o711)
-        (directory / "server.py").write_bytes(_packed_server())
+        (directory / "server.py").write_bytes(pack())
         if self._options.user is not None:
             entry = pwd.getpwnam(self._options.user)
             for path in (directory, scratch, directory / "server.py"):
@@ -198,7 +199,7 @@ class LocalProvider:
         try:
             process = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            self._processes[name] = await creating  # known by its name, for the `stop` that follows
+            self._processes[name] = await creating  # so that the `stop` that follows finds it
             raise
         self._processes[name] = process
         assert process.stdin is not None
@@ -221,7 +222,7 @@ class LocalProvider:
                 stderr=log_file,
                 env=_server_environment(),
                 cwd="/",
-                # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers in good order.
+                # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers properly.
                 start_new_session=True,
                 user=None if user is None else user.pw_uid,
                 group=None if user is None else user.pw_gid,
@@ -239,7 +240,7 @@ class LocalProvider:
             return ready
         message = str(ready["error"]) if isinstance(ready, dict) else ""
         log_text = (self._directory(name) / "server.log").read_text(errors="replace").strip()[-LOG_TAIL:]
-        raise _start_error(name, message or log_text or f"the server said {line!r}")
+        raise start_error(name, message or log_text or f"the server said {line!r}")
 
     async def _end_process(self, name: str, directory: Path) -> None:
         process = self._processes.pop(name, None)
@@ -248,25 +249,12 @@ class LocalProvider:
             return
         record = _read_record(directory) or {}
         if _is_running(record):
-            await _end_stranger(int(record["pid"]), int(record["ticks"]))
+            await _end_by_pid(int(record["pid"]), int(record["ticks"]))
 
 
 def _server_environment() -> dict[str, str]:
-    """Nothing of the client's environment: its secrets have no business in a process that runs a model's commands."""
+    """Nothing of the client's environment: it may hold secrets, and the server runs a model's commands."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-
-
-def _packed_server() -> bytes:
-    from sandbox_pool.server import pack
-
-    return pack()
-
-
-def _start_error(name: str, message: str) -> SandboxError:
-    for kind in (IsolationUnavailable, ScratchFull):
-        if kind.__name__ in message:
-            return kind(f"{name}: {message}")
-    return HostStartFailed(f"{name}: {message}")
 
 
 def _read_record(directory: Path) -> dict[str, Any] | None:
@@ -302,8 +290,8 @@ async def _end_child(process: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
-async def _end_stranger(pid: int, ticks: int) -> None:
-    """End a server that another process started: told to, then made to."""
+async def _end_by_pid(pid: int, ticks: int) -> None:
+    """End a server that another process started: SIGTERM, then SIGKILL."""
     for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
         if start_ticks(pid) != ticks:
             return

@@ -1,13 +1,14 @@
-"""First process of a host elsewhere: gets the slot server from the pool, runs it, and cleans up after it.
+"""First process of a remote host: gets the slot server from the pool, runs it, and cleans up after it.
 
-It travels as text (`python3 -c`), so it stands alone and runs on Python 3.9. Whoever starts it names only hashes: of
-the token, so that nobody who may read jobs can use the host, and of the server, so that only that program is ever run.
+It travels as text (`python3 -c`), so it stands alone and runs on Python 3.9. Its settings hold only
+hashes: of the token, so that reading a job is not enough to use the host, and of the server, so that only that program
+is ever run.
 
     client: load <token>            loader: need | have
     client: <size>, the program     loader: the server's first line (its address, or what went wrong)
 
-When the server ends, however it ends, what it left is removed; when this process is killed, the server ends itself. A
-pool that never comes is not waited for.
+When the server ends, for whatever reason, what it left is removed. When this process is killed, the server ends itself.
+When no pool connects in time, this process ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LIMIT = 64 << 20
 
 
 def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str]:
-    """The first peer that knows the token."""
+    """The first peer that sends the token."""
     wanted = os.environ["HRL_TOKEN_SHA256"]
     while time.monotonic() < deadline:
         listener.settimeout(max(0.1, deadline - time.monotonic()))
@@ -45,7 +46,7 @@ def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str
             peer.close()
         except OSError:
             continue
-    sys.exit("no pool came for this host in time")
+    sys.exit("no pool connected to this host in time")
 
 
 def read_line(peer: socket.socket, begins: bytes = b"") -> str:
@@ -60,7 +61,7 @@ def read_line(peer: socket.socket, begins: bytes = b"") -> str:
 
 
 def receive(peer: socket.socket, path: Path) -> None:
-    """The program, accepted only when it is the one that was announced."""
+    """Receive the program; refuse it unless its hash is the announced one."""
     if path.exists():
         peer.sendall(b"have\n")
         return
@@ -93,20 +94,20 @@ def run(command: list[str], token: str, peer: socket.socket) -> int:
         server.stdin.write(token.encode() + b"\n")
         server.stdin.flush()
     except OSError:
-        pass  # it ended at once: what it said is passed on below
-    line = server.stdout.readline() or json.dumps({"error": "the server ended without a word"}).encode() + b"\n"
+        pass  # it ended at once: its message is passed on below
+    line = server.stdout.readline() or json.dumps({"error": "the server ended without a message"}).encode() + b"\n"
     sys.stdout.write(line.decode("utf-8", "replace"))
     sys.stdout.flush()
     try:
         peer.sendall(line)
         peer.close()
     except OSError:
-        pass  # the pool is gone: the server's own deadline for its owner decides
+        pass  # the pool is gone: the server ends after its `--owner-ttl-s`
     return server.wait()
 
 
 def main() -> None:
-    """Serve one host, from its first breath to its last trace."""
+    """Receive and run one slot server, then remove what it left."""
     scratch = Path(os.environ["HRL_SCRATCH"])
     scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
     address = os.environ["HRL_BIND"], int(os.environ["HRL_PORT"])
@@ -121,10 +122,10 @@ def main() -> None:
     try:
         code = run([*command, *listen], token, peer)
     finally:
-        if code != 0:  # one that ended in good order has cleaned up itself
+        if code != 0:  # after a proper end the server has cleaned up itself
             subprocess.run([*command, "--cleanup"], stdin=subprocess.DEVNULL, timeout=STOP_S, check=False)
         shutil.rmtree(scratch, ignore_errors=True)
-    # Negative: killed by a signal. Told to end is a good end.
+    # Negative: killed by a signal. SIGTERM is a proper end.
     sys.exit(0 if code in (0, -signal.SIGTERM) else 1)
 
 

@@ -1,9 +1,10 @@
-"""Brings a host elsewhere to life: hands token and slot server to its loader, and makes sure of who answers after."""
+"""Starts the slot server on a remote host: sends token and program to its loader, then checks which host answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import ssl
@@ -13,7 +14,9 @@ from typing import Any
 
 from sandbox_pool.client.connection import Dial, dial
 from sandbox_pool.client.host_client import HostClient
-from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, SandboxLost, ScratchFull
+from sandbox_pool.errors import HostStartFailed, SandboxLost
+from sandbox_pool.providers.base import start_error
+from sandbox_pool.server import pack
 
 RETRY_S = 0.05
 CONNECT_S = 5.0
@@ -21,28 +24,27 @@ LOADER = Path(__file__).with_name("remote_loader.py")
 
 
 def loader_text() -> str:
-    """The first program of a host, without its docstring: the text rides in every start."""
+    """The source of the loader, without its docstring: every start sends it."""
     _, _, rest = LOADER.read_text().partition('"""\n\nfrom __future__')
     return f"from __future__{rest}"
 
 
+@functools.cache
 def packed_server() -> tuple[bytes, str]:
     """The slot server as one file, and its hash."""
-    from sandbox_pool.server import pack
-
     data = pack()
     return data, hashlib.sha256(data).hexdigest()
 
 
 def token_hash(token: str) -> str:
-    """What may be said in public of a host's token."""
+    """The form of a host's token that may be stored in public."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-async def bring_to_life(name: str, address: str, token: str, program: bytes, dial: Dial = dial) -> None:
-    """Load the host unless it already runs, then check that it is the right one. Call it within a timeout."""
+async def load_server(name: str, address: str, token: str, program: bytes, dial: Dial = dial) -> None:
+    """Send the server unless it already runs, then check that it is the right host. Call it within a timeout."""
     while not await _load(name, address, token, program, dial):
-        # Cut off: a slot server that runs already, or a tunnel behind which nobody listens yet. Its greeting tells.
+        # Cut off: either a slot server runs already, or nothing listens yet behind a tunnel. A connect shows which.
         began_s = time.monotonic()
         try:
             client = await HostClient.connect(address, token, dial=dial)
@@ -55,7 +57,7 @@ async def bring_to_life(name: str, address: str, token: str, program: bytes, dia
 
 
 async def _require_name(name: str, address: str, client: HostClient) -> None:
-    """Raise unless it is the host of this name that answers there."""
+    """Raise unless the host of this name answered."""
     found = client.info.host_id
     await client.close()
     if found != name:
@@ -63,19 +65,19 @@ async def _require_name(name: str, address: str, client: HostClient) -> None:
 
 
 async def _load(name: str, address: str, token: str, program: bytes, dial: Dial) -> bool:
-    """Hand everything to the loader; False when there is none that would have it."""
+    """Send everything to the loader; False when none answers."""
     reader, writer = await _connect(address, dial)
     try:
         writer.write(f"load {token}\n".encode())
-        wish = await reader.readline()
-        if wish not in (b"need\n", b"have\n"):
+        answer = await reader.readline()
+        if answer not in (b"need\n", b"have\n"):
             return False
-        if wish == b"need\n":
+        if answer == b"need\n":
             writer.write(b"%d\n" % len(program) + program)
             await writer.drain()
         line = await reader.readline()
     except (OSError, asyncio.IncompleteReadError):
-        return False  # it may run all the same: only the answer is lost
+        return False  # the server may run: only the answer is lost
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -86,7 +88,7 @@ async def _load(name: str, address: str, token: str, program: bytes, dial: Dial)
 
 
 async def _connect(address: str, dial: Dial) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The host is running, so its first process will listen any moment."""
+    """Retry until its first process listens: the host is running, so it soon will."""
     loop = asyncio.get_running_loop()
     while True:
         began_s = time.monotonic()
@@ -98,7 +100,7 @@ async def _connect(address: str, dial: Dial) -> tuple[asyncio.StreamReader, asyn
                 transport = await dial(protocol, address)
             return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         except ssl.SSLCertVerificationError as error:
-            raise HostStartFailed(f"{address} is not to be trusted: {error}") from error
+            raise HostStartFailed(f"{address} has a certificate that is not trusted: {error}") from error
         except (OSError, TimeoutError):
             await _pause(began_s)
 
@@ -115,11 +117,4 @@ def _require_ready(name: str, line: bytes) -> None:
     if isinstance(said, dict) and "error" not in said:
         return
     message = str(said["error"]) if isinstance(said, dict) else f"the loader said {line[:200]!r}"
-    raise _start_error(f"{name}: {message}")
-
-
-def _start_error(message: str) -> SandboxError:
-    for kind in (IsolationUnavailable, ScratchFull):
-        if kind.__name__ in message:
-            return kind(message)
-    return HostStartFailed(message)
+    raise start_error(name, message)

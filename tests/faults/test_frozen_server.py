@@ -45,7 +45,7 @@ async def test_a_short_freeze_costs_nothing(config):
         await box.exec("export KEPT=1")
         os.kill(box.host_info.pid, signal.SIGSTOP)
         await asyncio.sleep(1.5)
-        assert pool.status().hosts[0].unwell
+        assert pool.status().hosts[0].unhealthy
         os.kill(box.host_info.pid, signal.SIGCONT)
         assert (await box.exec("echo $KEPT")).output == "1\n"
         assert pool.metrics.counts["lost_hosts"] == 0

@@ -76,7 +76,7 @@ def test_a_number_that_is_none_names_its_variable():
 
 def test_a_misspelt_variable_is_pointed_out(caplog):
     PoolConfig.from_env({"TERMINAL_TIMEOUTS": "3"})
-    assert "did you mean TERMINAL_TIMEOUT?" in caplog.text
+    assert "did you mean 'TERMINAL_TIMEOUT'?" in caplog.text
 
 
 def test_retired_variables_pass_in_silence(caplog):

@@ -12,9 +12,8 @@ import modal
 
 from emulators.modal import ModalEmulator
 from sandbox_pool.client.host_client import HostClient
-from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
-from sandbox_pool.providers.modal.modal_transport import ExecTimes
-from sandbox_pool.providers.remote_start import bring_to_life, loader_text, packed_server, token_hash
+from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath, ExecTimes
+from sandbox_pool.providers.remote_start import load_server, loader_text, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 from support.modal_place import emulated_modal
 
@@ -47,9 +46,7 @@ class ModalHost:
     async def lease(self):
         """A sandbox of the slot server."""
         client = await self.connect()
-        spec = SandboxSpec()
-        epoch = await client.lease(0, task_id="task", spec=spec)
-        yield client.sandbox(0, epoch, task_id="task", spec=spec)
+        yield await client.lease(0, task_id="task", spec=SandboxSpec())
         await client.close()
 
     def relays(self):
@@ -88,7 +85,7 @@ async def modal_host(times=QUICK, runtime="namespaces"):
         host = ExecHost(await _create(token, server_hash), TARGET, time.time() + LIFE_S)
         path = ExecPath(times)
         async with asyncio.timeout(60):
-            await bring_to_life(NAME, path.add(NAME, host), token, program, dial=path.dial)
+            await load_server(NAME, path.add(NAME, host), token, program, dial=path.dial)
         try:
             yield ModalHost(emulator, host, token, path)
         finally:

@@ -71,6 +71,7 @@ class FakeClient:
     def __init__(self, server):
         self.server = server
         self.info = SimpleNamespace(**{**INFO, **server.info}, host_id=server.name, slots=len(server.slots))
+        self.connection = None
         self.closed = False
         self._lost = []
         server.clients.append(self)
@@ -97,10 +98,7 @@ class FakeClient:
             raise SandboxError(f"slot {slot} is {found.state}")
         self.server.epochs += 1
         found.state, found.epoch, found.task_id = "leased", self.server.epochs, task_id
-        return found.epoch
-
-    def sandbox(self, slot, epoch, *, task_id, spec):
-        return Sandbox(None, slot, epoch, task_id=task_id, spec=spec, isolation=self.info.isolation, workdir="/w")
+        return Sandbox(None, slot, found.epoch, task_id=task_id, spec=spec, isolation=self.info.isolation, workdir="/w")
 
     async def release(self, slot, epoch):
         await self.server.enter("release", slot)

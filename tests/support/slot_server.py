@@ -45,11 +45,11 @@ class Server:
         """A sandbox in a free slot, given back and proven clean at the end."""
         wanted = spec or self.spec
         free = next(slot.slot for slot in await self.client.slots() if slot.state == "free")
-        epoch = await self.client.lease(free, task_id=f"task-{free}", spec=wanted, snapshot=snapshot)
+        sandbox = await self.client.lease(free, task_id=f"task-{free}", spec=wanted, snapshot=snapshot)
         try:
-            yield self.client.sandbox(free, epoch, task_id=f"task-{free}", spec=wanted)
+            yield sandbox
         finally:
-            report = await self.client.release(free, epoch)
+            report = await self.client.release(free, sandbox.epoch)
             assert report.clean, report.problems
 
 

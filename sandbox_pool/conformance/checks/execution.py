@@ -105,7 +105,7 @@ async def large_stdin(ctx: CheckContext) -> None:
 
 @check()
 async def a_reader_that_stops_early(ctx: CheckContext) -> None:
-    """A command that does not read its stdin to the end is no error."""
+    """A command that does not read its stdin to the end is not an error."""
     async with ctx.lease() as box:
         result = await box.exec("head -c 1", stdin=b"x" * 2**20)
     expect_equal((result.output, result.exit_code), ("x", 0))

@@ -158,12 +158,12 @@ async def _nobody_is(ctx: CheckContext, task_id: str) -> bool:
 async def _everybody(ctx: CheckContext, command: str, timeout_s: float = 30.0) -> list[str]:
     """Run the command in as many slots at once as there are free, so that the next round meets the same slots."""
 
-    async def one(gate: asyncio.Barrier) -> str:
+    async def one(barrier: asyncio.Barrier) -> str:
         async with ctx.lease() as box:
             output = (await box.exec(command, timeout_s=timeout_s)).output
-            await gate.wait()
+            await barrier.wait()
             return output
 
     count = max(1, min(3, ctx.info.slots // 4))
-    gate = asyncio.Barrier(count)
-    return list(await asyncio.gather(*(one(gate) for _ in range(count))))
+    barrier = asyncio.Barrier(count)
+    return list(await asyncio.gather(*(one(barrier) for _ in range(count))))

@@ -34,7 +34,7 @@ async def utf8_across_chunks(ctx: CheckContext) -> None:
 
 @check()
 async def bad_bytes_are_replaced(ctx: CheckContext) -> None:
-    """Bytes that are no UTF-8 are replaced; nothing fails."""
+    """Bytes that are not UTF-8 are replaced; nothing fails."""
     async with ctx.lease() as box:
         result = await box.exec("printf 'a\\xff\\xfeb\\x00c'")
     expect_equal(result.output, "a\ufffd\ufffdb\x00c", "output")

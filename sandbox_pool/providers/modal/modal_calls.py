@@ -1,4 +1,4 @@
-"""Calls to Modal's SDK: each is bounded in time, and each way in which it can fail has a type.
+"""Calls to Modal's SDK: each has a time limit, and each kind of failure has a type.
 
 The SDK retries by itself for a while, and a throttled call for ever unless MODAL_MAX_THROTTLE_WAIT says otherwise; here
 the time limit of each call ends both, so that nothing depends on the environment.
@@ -19,11 +19,11 @@ LOG_IN = "log in with `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_S
 
 
 class ModalFault(SandboxError):
-    """Modal said no, and why."""
+    """Modal refused, and why."""
 
 
 class ModalMissing(ModalFault):
-    """There is no such thing at Modal."""
+    """Modal does not have what was asked for."""
 
 
 class ModalExists(ModalFault):
@@ -31,7 +31,7 @@ class ModalExists(ModalFault):
 
 
 class ModalUnanswered(ModalFault):
-    """No answer, or none that tells: what was asked for may or may not have happened."""
+    """No clear answer: what was asked for may or may not have happened."""
 
 
 SDK_ERRORS: tuple[type[BaseException], ...] = (exception.Error, GRPCError, StreamTerminatedError, OSError)
@@ -47,7 +47,7 @@ _UNANSWERED: tuple[type[BaseException], ...] = (
 
 
 async def ask(what: str, call: Awaitable[Any], timeout_s: float) -> Any:
-    """The answer to one call in time, or the `ModalFault` that its failure stands for."""
+    """The answer to one call; a failure or timeout raises a `ModalFault`."""
     try:
         async with asyncio.timeout(timeout_s):
             return await call
@@ -60,7 +60,7 @@ async def ask(what: str, call: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def fault(what: str, error: BaseException) -> ModalFault:
-    """The fault that an exception of the SDK stands for."""
+    """The `ModalFault` for an exception of the SDK."""
     text = f"{what}: {type(error).__name__}: {str(error).strip() or 'no reason given'}"
     if isinstance(error, exception.NotFoundError):
         return ModalMissing(text)

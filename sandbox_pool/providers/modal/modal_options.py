@@ -1,4 +1,4 @@
-"""Settings of the Modal provider, from `provider_options`. Account and token are the SDK's own affair."""
+"""Settings of the Modal provider, from `provider_options`. Account and token come from the SDK's own settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModalOptions(BaseModel):
     inbound_cidrs: Texts | None = None
     """From where the tunnel may be reached; None: from everywhere, with the host's token."""
     data_path: DataPath = "auto"
-    """How slots are reached: a TLS `tunnel`, or `exec` through Modal's own channel; `auto`: a tunnel if it can."""
+    """How slots are reached: a TLS `tunnel`, or `exec` through Modal's own channel; `auto`: a tunnel if possible."""
     port: int = Field(default=8787, ge=1024, le=65535)
 
     timeout_s: int = Field(default=4 * 3600, ge=60, le=DAY_S)
@@ -66,7 +66,7 @@ class ModalOptions(BaseModel):
     drain_s: float = Field(default=1800.0, ge=0)
     """How long before that a sandbox gets no new leases, so that those it has can finish: the longest task."""
     idle_timeout_s: int | None = Field(default=300, ge=1)
-    """Modal ends a sandbox without a tunnel connection or a running command after so long: for clients that died."""
+    """Modal ends a sandbox without a tunnel connection or a running command after so long: in case its client died."""
 
     create_timeout_s: float = Field(default=60.0, gt=0)
     """How long one create may take, throttling by Modal included."""
@@ -80,7 +80,7 @@ class ModalOptions(BaseModel):
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any]) -> ModalOptions:
-        """Check the options; an unknown one is refused with the nearest that there is."""
+        """Check the options; an unknown one is refused with the nearest name."""
         for name in options:
             if name not in cls.model_fields:
                 hint = did_you_mean(name, cls.model_fields)
@@ -110,7 +110,7 @@ class ModalOptions(BaseModel):
         return self.data_path == "tunnel" or (self.data_path == "auto" and not self.block_network)
 
     def create_arguments(self) -> dict[str, Any]:
-        """What `Sandbox.create` gets of these settings, in its own words; what was left open is left to Modal."""
+        """Arguments of `Sandbox.create` from these settings; what is not set is left to Modal."""
         arguments: dict[str, Any] = {
             "cpu": (self.cpu, self.cpu_limit) if self.cpu_limit else self.cpu,
             "memory": (self.memory_mb, self.memory_limit_mb) if self.memory_limit_mb else self.memory_mb,

@@ -1,9 +1,9 @@
 """Hosts in Modal sandboxes: each one sandbox with a slot server, reached through a TLS tunnel or an exec.
 
-    start   build the image once, create the sandbox under the host's name, hand token and slot server to its loader
-            the same way, and ask it who it is
+    start   build the image once, create the sandbox under the host's name, send token and slot server to its loader,
+            and check which host answers
     watch   one long poll per sandbox; one that has ended, for whatever reason, is a lost host
-    stop    terminate by handle or by name, and wait until Modal says that it is over
+    stop    terminate by handle or by name, and wait until Modal confirms the end
     list    every sandbox of the app with our tag, with the owner from its tags
 
 A create takes Modal seconds; so a sandbox has many slots, and a task takes one of them in milliseconds. Nothing that
@@ -16,20 +16,20 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import modal
 
 from sandbox_pool.client.connection import dial
 from sandbox_pool.errors import HostStartFailed, SandboxLost
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
-from sandbox_pool.providers.modal.modal_calls import ModalFault, ModalMissing, ask
+from sandbox_pool.providers.modal.modal_calls import SDK_ERRORS, ModalFault, ModalMissing, ask, fault
 from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
-from sandbox_pool.providers.modal.modal_images import ImageName, Images, named_secret
 from sandbox_pool.providers.modal.modal_options import ModalOptions
-from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, Box, Sandboxes
-from sandbox_pool.providers.remote_start import bring_to_life, loader_text, packed_server, token_hash
+from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, OpenSandbox, Sandboxes
+from sandbox_pool.providers.remote_start import load_server, loader_text, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,90 @@ CREATES_PER_S = 4.0
 """Modal refuses more than 5 creates per second of a workspace unless something else was agreed."""
 SCRATCH = Path("/var")
 Records = list[HostRecord]
+Kind = Literal["registry", "dockerfile", "published", "id", "default"]
+KINDS: tuple[Kind, ...] = ("registry", "dockerfile", "published", "id")
+DEFAULT_PYTHON = "3.12"
+RECIPE_ERRORS: tuple[type[BaseException], ...] = (ValueError, *SDK_ERRORS)
+
+
+@dataclass(frozen=True)
+class ImageName:
+    """Where an image comes from."""
+
+    kind: Kind
+    text: str
+
+    @classmethod
+    def parse(cls, named: str | None) -> ImageName:
+        """`registry:TAG`, `dockerfile:PATH`, `published:NAME`, `id:IMAGE_ID`; a plain text is a registry's tag."""
+        if named is None:
+            return cls("default", "")
+        word, colon, rest = named.partition(":")
+        for kind in KINDS:
+            if colon and word == kind:
+                if not rest:
+                    raise ValueError(f"the image {named!r} names nothing: `{kind}:` is followed by what to take")
+                return cls(kind, rest)
+        return cls("registry", named)
+
+    def recipe(self, options: ModalOptions) -> Any:
+        """The image in the SDK's terms, not built yet."""
+        secret = named_secret(options.registry_secret, options) if options.registry_secret else None
+        if self.kind == "default":
+            return modal.Image.debian_slim(python_version=options.add_python or DEFAULT_PYTHON)
+        if self.kind == "published":
+            return modal.Image.from_name(self.text, environment_name=options.environment)
+        if self.kind == "id":
+            return modal.Image.from_id(self.text)
+        if self.kind == "registry":
+            image = modal.Image.from_registry(self.text, secret=secret, add_python=options.add_python)
+        else:
+            path = Path(self.text).expanduser()
+            if not path.is_file():
+                raise ValueError(f"there is no Dockerfile {self.text!r}")
+            image = modal.Image.from_dockerfile(
+                path,
+                context_dir=options.context_dir or path.parent,
+                registry_secret=secret,
+                add_python=options.add_python,
+            )
+        # Its own entrypoint would be put before the command of the sandbox.
+        return image.entrypoint([])
+
+
+def named_secret(name: str, options: ModalOptions) -> Any:
+    """A secret of the account, in the SDK's terms."""
+    return modal.Secret.from_name(name, environment_name=options.environment)
+
+
+class Images:
+    """Built images by name. Starts that need the same one wait for the same build."""
+
+    def __init__(self, options: ModalOptions) -> None:
+        self._options = options
+        self._builds: dict[str | None, asyncio.Task[Any]] = {}
+
+    async def built(self, named: str | None, app: Any) -> Any:
+        """The image, ready to use. Cancelling one caller does not stop the build: others may need it."""
+        task = self._builds.get(named)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._builds[named] = asyncio.get_running_loop().create_task(self._build(named, app))
+        return await asyncio.shield(task)
+
+    async def _build(self, named: str | None, app: Any) -> Any:
+        what = f"image {named or 'of Modal'}"
+        try:
+            image = ImageName.parse(named).recipe(self._options)
+        except RECIPE_ERRORS as error:
+            raise fault(what, error) from error
+        return await ask(what, image.build.aio(app), self._options.build_timeout_s)
+
+    async def close(self) -> None:
+        """Stop waiting for builds; Modal keeps what it has built."""
+        for task in self._builds.values():
+            task.cancel()
+        await asyncio.gather(*self._builds.values(), return_exceptions=True)
+        self._builds.clear()
 
 
 class ModalProvider:
@@ -53,7 +137,6 @@ class ModalProvider:
         self._images = Images(self._options)
         self._sandboxes = Sandboxes(self._options)
         self._tell_lost: Callable[[str, str], None] = lambda name, reason: None
-        self._program: tuple[bytes, str] | None = None
         self._app_found: Any = None
         self._guarded: set[str] = set()
         self._tunnelled = self._options.tunnelled
@@ -84,7 +167,7 @@ class ModalProvider:
         token = self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):
-                await box.unless_ended(bring_to_life(name, address, token, self._server()[0], self.dial))
+                await box.unless_ended(load_server(name, address, token, packed_server()[0], self.dial))
         except TimeoutError as error:
             hint = "; can this machine reach Modal's tunnels? `data_path: exec` needs none" if self._tunnelled else ""
             raise HostStartFailed(
@@ -125,8 +208,8 @@ class ModalProvider:
         await self._images.close()
         await self._sandboxes.close()
 
-    def _guard(self, box: Box) -> None:
-        """Tell when the sandbox ends, unless it is stopped before."""
+    def _guard(self, box: OpenSandbox) -> None:
+        """Report when the sandbox ends, unless it is stopped before."""
 
         def tell(ended: asyncio.Task[str]) -> None:
             if box.name in self._guarded:
@@ -142,11 +225,6 @@ class ModalProvider:
         named = spec.image if spec.image and not spec.image.startswith("/") else None
         return named or self._options.image
 
-    def _server(self) -> tuple[bytes, str]:
-        if self._program is None:
-            self._program = packed_server()
-        return self._program
-
     async def _app(self, *, create: bool) -> Any:
         if self._app_found is None:
             options = self._options
@@ -157,7 +235,7 @@ class ModalProvider:
     async def _arguments(self, name: str, spec: SandboxSpec) -> Mapping[str, Any]:
         """What `Sandbox.create` is called with."""
         app, image = await self._app(create=True), self._image(spec)
-        sha256 = (await asyncio.to_thread(self._server))[1]
+        sha256 = (await asyncio.to_thread(packed_server))[1]
         return {
             "command": self._command(name, image, sha256),
             "app": app,
@@ -168,7 +246,7 @@ class ModalProvider:
         }
 
     def _command(self, name: str, image: str | None, sha256: str) -> tuple[str, ...]:
-        """The loader and what it needs to know; not as variables: with GPUs they cost a secret per create."""
+        """The loader and its settings. Not as environment variables: with GPUs they cost a secret per create."""
         options, context = self._options, self._context
         variables = {
             "HRL_BIND": "0.0.0.0" if self._tunnelled else "127.0.0.1",
@@ -182,7 +260,7 @@ class ModalProvider:
         settings = [f"{key}={value}" for key, value in variables.items()]
         return "env", *settings, options.python, "-c", loader_text(), *server
 
-    async def _address(self, box: Box) -> str:
+    async def _address(self, box: OpenSandbox) -> str:
         if not self._tunnelled:
             target = f"tcp:127.0.0.1:{self._options.port}"
             inside = ExecHost(box.sandbox, target, box.expires_at_s, self._options.python)

@@ -7,11 +7,11 @@ here.
 
 Both ways the bytes travel in blocks: u32 length, u32 CRC-32 of everything sent so far that way, data (numbers are
 big-endian, a block has at most 256 KiB). A byte that is lost, doubled, swapped or put in by somebody else is found
-before anything of its block is passed on. An empty block is a sign of life: the relay sends one when it is connected,
+before anything of its block is passed on. An empty block is a heartbeat: the relay sends one when it is connected,
 and one for each that it gets.
 
-It ends when its stdin or the server's connection ends, and when nothing came for SILENCE_S: whoever held the other end
-is dead then, since the living say something more often. What went wrong stands on stderr; stdout carries blocks only.
+It ends when its stdin or the server's connection ends, and when nothing came for SILENCE_S: the other end sends
+heartbeats more often than that, so it must be dead. Errors go to stderr; stdout carries blocks only.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Packer:
         self._sum = 0
 
     def pack(self, data: bytes) -> bytes:
-        """The next block; without data it is a sign of life."""
+        """The next block; without data it is a heartbeat."""
         self._sum = zlib.crc32(data, self._sum)
         return HEADER.pack(len(data), self._sum) + data
 
 
 class Unpacker:
-    """Takes blocks out of a stream and proves that it is whole."""
+    """Takes blocks out of a stream and checks that it is complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -64,7 +64,7 @@ class Unpacker:
             length, wanted = HEADER.unpack_from(self._buffer)
             end = HEADER.size + length
             if length > MAX_BLOCK:
-                raise Damaged(f"what follows the first {self._passed} bytes is no block")
+                raise Damaged(f"what follows the first {self._passed} bytes is not a block")
             if len(self._buffer) < end:
                 break
             block = bytes(self._buffer[HEADER.size : end])
@@ -77,8 +77,8 @@ class Unpacker:
         return blocks
 
 
-class Speaker:
-    """Writes blocks to stdout; whoever prints something by mistake writes to stderr from now on."""
+class Writer:
+    """Writes blocks to stdout. Anything else that is printed goes to stderr from now on."""
 
     def __init__(self) -> None:
         self._descriptor = os.dup(1)
@@ -86,7 +86,7 @@ class Speaker:
         self._packer = Packer()
         self._lock = threading.Lock()
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send one block."""
         with self._lock:
             rest = memoryview(self._packer.pack(data))
@@ -94,16 +94,16 @@ class Speaker:
                 rest = rest[os.write(self._descriptor, rest) :]
 
 
-def leave(reason: str) -> NoReturn:
+def fail(reason: str) -> NoReturn:
     """End now, whatever the other thread waits for."""
     os.write(2, reason.encode() + b"\n")
     os._exit(1)
 
 
-def connect(target: str, patience_s: float) -> socket.socket:
-    """The server's socket; one that is not there yet is waited for a little."""
+def connect(target: str, connect_s: float) -> socket.socket:
+    """The server's socket; retried for `connect_s`."""
     kind, _, rest = target.partition(":")
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + connect_s
     while True:
         try:
             if kind == "tcp":
@@ -117,11 +117,11 @@ def connect(target: str, patience_s: float) -> socket.socket:
             return server
         except OSError as error:
             if time.monotonic() >= deadline:
-                leave(f"nobody listens at {target}: {error}")
+                fail(f"nothing listens at {target}: {error}")
             time.sleep(RETRY_S)
 
 
-def feed(server: socket.socket, speaker: Speaker, silence_s: float) -> None:
+def feed(server: socket.socket, writer: Writer, silence_s: float) -> None:
     """From stdin to the server; in a thread, so that neither way ever waits for the other."""
     blocks = Unpacker()
     try:
@@ -134,30 +134,30 @@ def feed(server: socket.socket, speaker: Speaker, silence_s: float) -> None:
                 if block:
                     server.sendall(block)
                 else:
-                    speaker.say(b"")
+                    writer.send(b"")
         signal.setitimer(signal.ITIMER_REAL, LINGER_S)
         server.shutdown(socket.SHUT_WR)
     except (Damaged, OSError) as error:
-        leave(f"from the pool to the server: {error}")
+        fail(f"from the pool to the server: {error}")
 
 
 def main() -> None:
     """Relay one connection until either end closes it."""
-    target, silence_s, patience_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    signal.signal(signal.SIGALRM, lambda *_: leave("nothing came from the pool for too long"))
+    target, silence_s, connect_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    signal.signal(signal.SIGALRM, lambda *_: fail("nothing came from the pool for too long"))
     signal.setitimer(signal.ITIMER_REAL, silence_s)
-    speaker = Speaker()
-    server = connect(target, patience_s)
+    writer = Writer()
+    server = connect(target, connect_s)
     try:
-        speaker.say(b"")
-        threading.Thread(target=feed, args=(server, speaker, silence_s), daemon=True).start()
+        writer.send(b"")
+        threading.Thread(target=feed, args=(server, writer, silence_s), daemon=True).start()
         while True:
             data = server.recv(MAX_BLOCK)
             if not data:
                 os._exit(0)
-            speaker.say(data)
+            writer.send(data)
     except OSError as error:
-        leave(f"from the server to the pool: {error}")
+        fail(f"from the server to the pool: {error}")
 
 
 if __name__ == "__main__":

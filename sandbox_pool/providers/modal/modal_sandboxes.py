@@ -1,10 +1,10 @@
-"""The life of one app's sandboxes: made once under a name, found again by it, and surely ended.
+"""The sandboxes of one app: created once under a name, found again by it, and ended with confirmation.
 
 A create has three outcomes: made, refused, and no answer. After no answer the sandbox is looked for by its name, and
-taken for never made only when it has not appeared for a while. Should one appear later still, nobody comes to its
+counts as never made only when it has not appeared for a while. If one appears even later, no pool connects to its
 loader, which then ends itself and the sandbox with it.
 
-A create is never cancelled along with whoever asked for it: the handle would be lost while the sandbox runs on.
+A create is never cancelled together with its caller: the handle would be lost while the sandbox runs on.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ LOOK_S = 0.5
 WATCH_RETRY_S = (1.0, 5.0, 15.0)
 TAGS_AT_ONCE = 8
 DETACH_S = 5.0
-LAST_WORDS_S = 5.0
-LAST_WORDS = 1000
+STDERR_TAIL_S = 5.0
+STDERR_TAIL = 1000
 Make = Callable[[], Awaitable[Mapping[str, Any]]]
-"""Everything a create needs, got together: images built, secrets named."""
+"""Gets the arguments of a create together: images built, secrets named."""
 
 
 @dataclass(eq=False)
-class Box:
+class OpenSandbox:
     """A sandbox that exists, or did a moment ago."""
 
     name: str
@@ -61,23 +61,23 @@ class Box:
     """Ends with the reason when the sandbox has ended."""
 
     async def unless_ended(self, work: Awaitable[None]) -> None:
-        """Do the work, but give up when the sandbox ends meanwhile."""
+        """Do the work, but stop when the sandbox ends meanwhile."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise HostStartFailed(f"{self.name}: {self.ended.result()}{await self._last_words()}")
+                raise HostStartFailed(f"{self.name}: {self.ended.result()}{await self._stderr_tail()}")
             task.result()
         finally:
             task.cancel()
             await asyncio.wait({task})
 
-    async def _last_words(self) -> str:
-        """What its first process wrote before it ended, if Modal still has it."""
+    async def _stderr_tail(self) -> str:
+        """The end of its first process's stderr, if Modal still has it."""
         with suppress(TimeoutError, *SDK_ERRORS):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(STDERR_TAIL_S):
                 text = str(await self.sandbox.stderr.read.aio()).strip()
-                return f": {text[-LAST_WORDS:]}" if text else ""
+                return f": {text[-STDERR_TAIL:]}" if text else ""
         return ""
 
 
@@ -86,12 +86,12 @@ class Sandboxes:
 
     def __init__(self, options: ModalOptions) -> None:
         self._options = options
-        self._boxes: dict[str, Box] = {}
-        self._creates: dict[str, asyncio.Task[Box]] = {}
+        self._boxes: dict[str, OpenSandbox] = {}
+        self._creates: dict[str, asyncio.Task[OpenSandbox]] = {}
         self._doubtful: set[str] = set()
         """Names under which a create was sent and not clearly answered."""
 
-    async def start(self, name: str, make: Make) -> Box:
+    async def start(self, name: str, make: Make) -> OpenSandbox:
         """The sandbox of this name: made, or the one that is there. Cancelling the caller lets the create finish."""
         if name in self._boxes:
             return self._boxes[name]
@@ -101,7 +101,7 @@ class Sandboxes:
             task.add_done_callback(lambda _: self._creates.pop(name, None))
         return await asyncio.shield(task)
 
-    async def _create(self, name: str, make: Make) -> Box:
+    async def _create(self, name: str, make: Make) -> OpenSandbox:
         arguments = dict(await make())
         self._doubtful.add(name)
         expires_at_s = time.time() + self._options.timeout_s
@@ -110,17 +110,17 @@ class Sandboxes:
         try:
             sandbox = await ask(f"create of {name}", create, self._options.create_timeout_s)
         except (ModalUnanswered, ModalExists) as error:
-            sandbox = await self._find(name, patiently=isinstance(error, ModalUnanswered))
+            sandbox = await self._find(name, wait=isinstance(error, ModalUnanswered))
             if sandbox is None:
                 raise
             log.info("%s was found by its name after: %s", name, error)
             expires_at_s = await self._expiry(name, sandbox)
         except SandboxError:
-            self._doubtful.discard(name)  # a clear no: nothing can exist
+            self._doubtful.discard(name)  # refused: nothing can exist
             raise
         self._doubtful.discard(name)
         ended = asyncio.get_running_loop().create_task(_ended(sandbox))
-        box = self._boxes[name] = Box(name, sandbox, expires_at_s, ended)
+        box = self._boxes[name] = OpenSandbox(name, sandbox, expires_at_s, ended)
         return box
 
     async def _expiry(self, name: str, sandbox: Any) -> float:
@@ -128,15 +128,13 @@ class Sandboxes:
         try:
             return float(tags[TAG_EXPIRES])
         except (KeyError, ValueError) as error:
-            raise HostStartFailed(
-                f"{name} is the name of a sandbox that is none of ours: its tags are {tags}"
-            ) from error
+            raise HostStartFailed(f"{name} is the name of a sandbox that is not ours: its tags are {tags}") from error
 
     async def stop(self, name: str) -> None:
         """Return when there is no such sandbox; raise when that cannot be confirmed."""
         await self._settle(name)
         box = self._boxes.get(name)
-        sandbox = box.sandbox if box else await self._find(name, patiently=name in self._doubtful)
+        sandbox = box.sandbox if box else await self._find(name, wait=name in self._doubtful)
         if sandbox is not None:
             try:
                 await self._end(name, sandbox)
@@ -145,10 +143,10 @@ class Sandboxes:
                     await _detach(sandbox)
         self._doubtful.discard(name)
         if box is not None:
-            await self._let_go(box)
+            await self._disconnect(box)
 
     async def _settle(self, name: str) -> None:
-        """Wait for a create that is under way; one that has not asked Modal yet is simply ended."""
+        """Wait for a create that is under way; cancel one that has not asked Modal yet."""
         task = self._creates.get(name)
         if task is None:
             return
@@ -157,9 +155,9 @@ class Sandboxes:
         task.cancel()
         await asyncio.wait({task})
 
-    async def _find(self, name: str, *, patiently: bool) -> Any | None:
+    async def _find(self, name: str, *, wait: bool) -> Any | None:
         """The running sandbox of this name, if there is one."""
-        deadline_s = time.monotonic() + (self._options.settle_s if patiently else 0.0)
+        deadline_s = time.monotonic() + (self._options.settle_s if wait else 0.0)
         while True:
             looking = modal.Sandbox.from_name.aio(self._options.app, name, environment_name=self._options.environment)
             try:
@@ -174,7 +172,7 @@ class Sandboxes:
         with suppress(ModalMissing):
             await ask(f"end of {name}", sandbox.terminate.aio(wait=True), self._options.stop_timeout_s)
 
-    async def _let_go(self, box: Box) -> None:
+    async def _disconnect(self, box: OpenSandbox) -> None:
         self._boxes.pop(box.name, None)
         box.ended.cancel()
         await asyncio.wait({box.ended})
@@ -183,10 +181,10 @@ class Sandboxes:
     async def listed(self, app_id: str) -> list[tuple[str, dict[str, str]]]:
         """Id and tags of every running sandbox of this project in the app, whoever started it."""
         found = await ask("list of sandboxes", _collect(app_id), self._options.api_timeout_s)
-        gate = asyncio.Semaphore(TAGS_AT_ONCE)
+        limit = asyncio.Semaphore(TAGS_AT_ONCE)
 
         async def tagged(sandbox: Any) -> tuple[str, dict[str, str]] | None:
-            async with gate:
+            async with limit:
                 try:
                     tags = await ask("tags of a sandbox", sandbox.get_tags.aio(), self._options.api_timeout_s)
                 except ModalMissing:
@@ -198,18 +196,18 @@ class Sandboxes:
         return [each for each in await asyncio.gather(*map(tagged, found)) if each is not None]
 
     async def close(self) -> None:
-        """End what nobody was given, and let go of the rest."""
+        """End sandboxes whose create is unfinished, and disconnect from the rest."""
         for name in list(self._creates):
             try:
                 await self.stop(name)
             except SandboxError as error:
                 log.warning("%s may be left at Modal: %s", name, error)
         for box in list(self._boxes.values()):
-            await self._let_go(box)
+            await self._disconnect(box)
 
 
 async def _detach(sandbox: Any) -> None:
-    """Close this process's connection to it; whether that goes well changes nothing for the sandbox."""
+    """Close this process's connection to it; a failure does not matter to the sandbox."""
     with suppress(ModalFault):
         await ask("detach", sandbox.detach.aio(), DETACH_S)
 
@@ -219,7 +217,7 @@ async def _collect(app_id: str) -> list[Any]:
 
 
 async def _ended(sandbox: Any) -> str:
-    """Wait until the sandbox has ended, however often the question fails; the reason."""
+    """Wait until the sandbox has ended, retrying failed waits; returns the reason."""
     failures = 0
     while True:
         try:

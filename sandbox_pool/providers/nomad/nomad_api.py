@@ -1,4 +1,4 @@
-"""Nomad's HTTP interface, as far as a pool needs it. Requests are repeated only when that can do no harm.
+"""The part of Nomad's HTTP interface that a pool needs. Requests are repeated only where that is safe.
 
 Every call here may be repeated: reads, deletes, registering the same job again, and dispatches, which carry an
 idempotency token. So a lost answer or a cluster without a leader is waited out up to `api_timeout_s`.
@@ -76,7 +76,7 @@ class NomadApi:
         return list(await self._call("GET", "/v1/jobs", query={"prefix": prefix, "meta": "true"}))
 
     async def evaluations(self, job_id: str) -> list[Json]:
-        """What the scheduler thought of a job."""
+        """The scheduler's evaluations of a job."""
         return list(await self._call("GET", f"/v1/job/{quote(job_id, safe='')}/evaluations"))
 
     async def allocations_of(self, job_id: str) -> list[Json]:
@@ -99,12 +99,12 @@ class NomadApi:
 
     async def collect(self, alloc_id: str) -> None:
         """Have its node remove the files of an allocation that has ended."""
-        await self._call("GET", f"/v1/client/allocation/{alloc_id}/gc", patience_s=0.0)
+        await self._call("GET", f"/v1/client/allocation/{alloc_id}/gc", retry_for_s=0.0)
 
     async def log_tail(self, alloc_id: str, task: str, kind: str, size: int) -> str:
         """The end of what a task wrote to stdout or stderr."""
         query = {"task": task, "type": kind, "plain": "true", "origin": "end", "offset": str(size)}
-        text = await self._call("GET", f"/v1/client/fs/logs/{alloc_id}", query=query, patience_s=0.0, as_text=True)
+        text = await self._call("GET", f"/v1/client/fs/logs/{alloc_id}", query=query, retry_for_s=0.0, as_text=True)
         return str(text)
 
     async def events(self, topics: list[str]) -> AsyncIterator[Json]:
@@ -135,10 +135,10 @@ class NomadApi:
         *,
         body: Json | None = None,
         query: dict[str, str] | None = None,
-        patience_s: float | None = None,
+        retry_for_s: float | None = None,
         as_text: bool = False,
     ) -> Any:
-        deadline_s = time.monotonic() + (self._options.api_timeout_s if patience_s is None else patience_s)
+        deadline_s = time.monotonic() + (self._options.api_timeout_s if retry_for_s is None else retry_for_s)
         pause_s = RETRY_FIRST_S
         while True:
             try:
@@ -149,7 +149,7 @@ class NomadApi:
                 if status == 200:
                     return text if as_text else json.loads(text) if text else None
                 failure = _refusal(method, path, status, text)
-                if not _passes(status, text):
+                if not _is_temporary(status, text):
                     raise failure
             if time.monotonic() + pause_s > deadline_s:
                 raise failure
@@ -189,15 +189,15 @@ class NomadApi:
         return session
 
 
-def _passes(status: int, text: str) -> bool:
-    """Whether a refusal is of the kind that goes by: elections, restarts, limits."""
+def _is_temporary(status: int, text: str) -> bool:
+    """Whether a refusal is temporary: elections, restarts, limits."""
     return status in (429, 502, 503, 504) or (status == 500 and ("leader" in text.lower() or "EOF" in text))
 
 
 def _refusal(method: str, path: str, status: int, text: str) -> NomadError:
     said = text.strip()[:500] or "nothing"
     if status == 500 and "not found" in said:
-        status = 404  # dispatching a job that was removed is answered so
+        status = 404  # Nomad's answer to a dispatch of a removed job
     if status == 403:
         said += " (the ACL token is missing, expired or not allowed to do this)"
     return NomadError(f"Nomad refused {method} {path} with {status}: {said}", status)

@@ -1,7 +1,7 @@
 """The job a pool registers: one parameterized batch job per version of what it runs; each host is one dispatch of it.
 
-The scheduler must never mend anything by itself: no restart, no reschedule, no replacement of what was lost. A host
-that Nomad started again would be an empty one under the name of another; the pool replaces hosts under new names.
+The scheduler must never restart, reschedule or replace anything by itself. A host that Nomad started again would be an
+empty one under an old name; the pool replaces hosts under new names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def render_job(options: NomadOptions, context: ProviderContext, server_sha256: s
                 "RestartPolicy": {"Attempts": 0, "Mode": "fail", "Interval": 24 * 3600 * SECOND_NS, "Delay": SECOND_NS},
                 "ReschedulePolicy": {"Attempts": 0, "Unlimited": False},
                 # When a node is cut off, Nomad starts another one elsewhere, whatever the policies above say, unless
-                # both are here: without LostAfter, Replace counts for nothing (seen with 1.10.5).
+                # both are here: without LostAfter, Replace has no effect (observed with 1.10.5).
                 "Disconnect": {"Replace": False, "LostAfter": int(max(context.owner_ttl_s, 1.0) * SECOND_NS)},
                 "EphemeralDisk": {"SizeMB": options.disk_mb, "Migrate": False, "Sticky": False},
                 "Networks": [{"DynamicPorts": [_port(options)]}],

@@ -96,7 +96,7 @@ class NomadOptions(BaseModel):
     api_timeout_s: float = Field(default=30.0, gt=0)
     """How long one request is repeated while the cluster has no leader or does not answer."""
     relist_s: float = Field(default=30.0, gt=0)
-    """How often the whole list is compared, beside the event stream."""
+    """How often the whole list is read, in addition to the event stream."""
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> NomadOptions:

@@ -1,7 +1,7 @@
 """Hosts on a Nomad cluster: each one dispatch of a parameterized job, reached on the port that Nomad gave it.
 
     start   register the job of this version, dispatch one child with the name as idempotency token, wait until its
-            allocation runs, hand token and slot server to its loader, and ask it who it is
+            allocation runs, send token and slot server to its loader, and check which host answers
     watch   event stream and list; an allocation that is lost, unknown, stopped or replaced is a lost host
     stop    purge the child and wait until its node has ended the task
     list    every job below the prefix, with the owner from its Meta
@@ -25,13 +25,13 @@ from sandbox_pool.providers.nomad.nomad_api import Json, NomadApi, NomadError
 from sandbox_pool.providers.nomad.nomad_job import META_HOST, META_OWNER, META_TOKEN, PORT, TASK, render_job
 from sandbox_pool.providers.nomad.nomad_options import NomadOptions
 from sandbox_pool.providers.nomad.nomad_watch import Allocation, AllocationWatch, heard, placement_problem
-from sandbox_pool.providers.remote_start import bring_to_life, packed_server, token_hash
+from sandbox_pool.providers.remote_start import load_server, packed_server, token_hash
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How long to trust the event stream before asking again."""
+"""How long to wait for the event stream before reading the state again."""
 STOP_POLL_S = 0.1
 LOG_TAIL = 1000
 Records = list[HostRecord]
@@ -49,7 +49,6 @@ class NomadProvider:
         self._api = NomadApi(self._options)
         self._tell_lost: Callable[[str, str], None] = lambda name, reason: None
         self._watch: AllocationWatch | None = None
-        self._program: tuple[bytes, str] | None = None
         self._registered: dict[str | None, str] = {}
         self._unanswered: dict[str, str] = {}
         """Hosts whose dispatch may or may not have happened -> the job it was asked of."""
@@ -68,7 +67,7 @@ class NomadProvider:
 
     def job(self, spec: SandboxSpec) -> Json:
         """The job of hosts for this spec, as it is registered."""
-        return render_job(self._options, self._context, self._server()[1], self._image(spec))
+        return render_job(self._options, self._context, packed_server()[1], self._image(spec))
 
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Dispatch the host, or find the one of this name."""
@@ -88,7 +87,7 @@ class NomadProvider:
         address, token = f"tcp:{host}:{port}", self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):
-                await self._unless_gone(name, child, bring_to_life(name, address, token, self._server()[0]))
+                await self._unless_gone(name, child, load_server(name, address, token, packed_server()[0]))
         except TimeoutError as error:
             raise HostStartFailed(
                 f"{name}: {host}:{port} did not answer in {self._options.ready_timeout_s:g} s after its allocation "
@@ -117,7 +116,7 @@ class NomadProvider:
         return [_record(job) for job in await self._jobs() if META_HOST in (job.get("Meta") or {})]
 
     async def close(self) -> None:
-        """Stop following the cluster, and remove jobs that nobody has hosts of any more."""
+        """Stop following the cluster, and remove jobs without hosts."""
         if self._watch is not None:
             await self._watch.close()
             self._watch = None
@@ -137,11 +136,6 @@ class NomadProvider:
             return None
         named = spec.image if spec.image and not spec.image.startswith("/") else None
         return named or self._options.image
-
-    def _server(self) -> tuple[bytes, str]:
-        if self._program is None:
-            self._program = packed_server()
-        return self._program
 
     def _watching(self) -> AllocationWatch:
         if self._watch is None:
@@ -167,7 +161,7 @@ class NomadProvider:
             if error.status != 404:
                 self._refused(name, error)
                 raise
-            # Somebody removed the job, or another pool tidied it away a moment ago.
+            # The job was removed, by a person or by another pool that had just closed.
             self._registered.clear()
             answer = await self._ask(name, await self._register(spec))
         del self._unanswered[name]
@@ -179,10 +173,10 @@ class NomadProvider:
 
     def _refused(self, name: str, error: NomadError) -> None:
         if error.status in (400, 403):
-            del self._unanswered[name]  # a clear no: nothing can exist
+            del self._unanswered[name]  # refused: nothing can exist
 
     async def _settle(self, name: str) -> None:
-        """A dispatch without an answer: asked again with the same token, what there is can be found and removed."""
+        """Repeat a dispatch that got no answer, with the same token, so that its job can be found and removed."""
         try:
             await self._ask(name, self._unanswered[name])
         except NomadError as error:
@@ -214,7 +208,7 @@ class NomadProvider:
                 if allocation.running:
                     return allocation
                 if allocation.gone:
-                    raise HostStartFailed(f"{name}: {allocation.why()}{await self._last_words(allocation.id)}")
+                    raise HostStartFailed(f"{name}: {allocation.why()}{await self._stderr_tail(allocation.id)}")
                 if waited_s > self._options.pending_timeout_s:
                     raise HostStartFailed(f"{name} is pending for {waited_s:.0f} s: {allocation.detail or 'no reason'}")
             else:
@@ -239,14 +233,14 @@ class NomadProvider:
         raise HostStartFailed(f"{name}: allocation {allocation.id[:8]} has no port {PORT!r}")
 
     async def _unless_gone(self, name: str, child: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, but give up when the allocation ends meanwhile."""
+        """Do the work, but stop when the allocation ends meanwhile."""
         watch, task = self._watching(), asyncio.ensure_future(work)
         try:
             while not task.done():
                 news = watch.news()
                 gone = [each for each in watch.of_job(child) if each.gone]
                 if gone:
-                    raise HostStartFailed(f"{name}: {gone[-1].why()}{await self._last_words(gone[-1].id)}")
+                    raise HostStartFailed(f"{name}: {gone[-1].why()}{await self._stderr_tail(gone[-1].id)}")
                 waking = asyncio.ensure_future(heard(news, POLL_S))
                 try:
                     await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,8 +250,8 @@ class NomadProvider:
         finally:
             task.cancel()
 
-    async def _last_words(self, alloc_id: str) -> str:
-        """What the task wrote before it failed, if its node still has it."""
+    async def _stderr_tail(self, alloc_id: str) -> str:
+        """The end of the task's stderr, if its node still has it."""
         try:
             text = await self._api.log_tail(alloc_id, TASK, "stderr", LOG_TAIL)
         except NomadError:

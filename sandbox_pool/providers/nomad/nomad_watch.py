@@ -1,7 +1,7 @@
-"""What the cluster says of our allocations: an event stream, and the whole list now and then, because events get lost.
+"""Follows our allocations: by the event stream, and by reading the whole list now and then, because events get lost.
 
 A stream that starts again may have missed events without saying so; therefore the list is read after every start, and
-every `relist_s`. Whoever waits for an allocation is woken by either.
+every `relist_s`. Both wake the callers that wait for an allocation.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _nodes(count: int) -> str:
 log = logging.getLogger(__name__)
 
 GONE = frozenset({"complete", "failed", "lost", "unknown"})
-"""Client statuses after which an allocation is no host of ours any more. `unknown`: its node is cut off."""
+"""Client statuses after which an allocation is not our host any more. `unknown`: its node is cut off."""
 RECONNECT_S = (0.2, 1.0, 3.0)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """One allocation as last heard of."""
+    """The last known state of one allocation."""
 
     id: str
     job_id: str
@@ -134,7 +134,7 @@ class AllocationWatch:
             self._task = None
 
     def guard(self, name: str, job_id: str, alloc_id: str) -> None:
-        """This allocation, and no other, is the host of this name: tell when it goes."""
+        """Only this allocation is the host of this name: report when it is gone."""
         self._hosts[name] = (job_id, alloc_id)
         self._compare()
 
@@ -143,17 +143,17 @@ class AllocationWatch:
         return self._hosts[name][1] if name in self._hosts else None
 
     def forget(self, name: str) -> None:
-        """The host is being stopped: nothing that becomes of it is news."""
+        """The host is being stopped: report nothing about it any more."""
         self._hosts.pop(name, None)
 
     def learn(self, data: dict[str, Any]) -> Allocation:
-        """Take in one allocation; an older word never replaces a newer one."""
+        """Record one allocation; an older state never replaces a newer one."""
         heard = Allocation.parse(data)
         known = self._known.get(heard.id)
         if known is None or heard.index >= known.index:
             self._known[heard.id] = heard
             if not heard.task_running and known is not None and not data.get("TaskStates"):
-                # Some forms leave the tasks out: what was known of them still holds.
+                # Some forms leave the tasks out: keep what was known of them.
                 self._known[heard.id] = Allocation(**{**vars(heard), "task_running": known.task_running})
         return self._known[heard.id]
 
@@ -162,7 +162,7 @@ class AllocationWatch:
         return sorted((each for each in self._known.values() if each.job_id == job_id), key=lambda each: each.index)
 
     def news(self) -> asyncio.Event:
-        """Set when something is heard from now on: take it before looking, wait for it after."""
+        """Set at the next change: take it before looking, wait for it after."""
         return self._changed
 
     async def _follow(self) -> None:
@@ -196,7 +196,7 @@ class AllocationWatch:
             if data is not None:
                 self.learn(data)
             elif alloc_id in self._known:
-                # Collected by the cluster, or the cluster forgot everything: either way it is nobody's host now.
+                # Collected by the cluster, or the cluster lost its state: either way the host is gone.
                 self._known[alloc_id] = Allocation(**{**vars(self._known[alloc_id]), "client_status": "lost"})
         for alloc_id in set(self._known) - set(listed) - wanted:
             del self._known[alloc_id]
@@ -207,7 +207,7 @@ class AllocationWatch:
         self._changed = asyncio.Event()
 
     def _compare(self) -> None:
-        """Tell of every host whose allocation is gone, or beside which another one has appeared."""
+        """Report every host whose allocation is gone or was replaced."""
         for name, (job_id, alloc_id) in list(self._hosts.items()):
             known = self._known.get(alloc_id)
             others = [each for each in self.of_job(job_id) if each.id != alloc_id]
@@ -220,7 +220,7 @@ class AllocationWatch:
 
 
 async def heard(news: asyncio.Event, timeout_s: float) -> None:
-    """Return when there is news, or after the time is up."""
+    """Wait for a change, but not longer than this."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await news.wait()

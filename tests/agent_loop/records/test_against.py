@@ -160,6 +160,6 @@ async def test_an_address_where_nobody_answers_is_bad_input(tmp_path):
 
 async def test_a_file_without_tokens_has_nothing_to_ask_about(tmp_path):
     path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(RolloutRecord("r", "g", "e", "i", "finished", True, []).to_json())
+    path.write_bytes(RolloutRecord("r", "g", "e", "i", "finished", True, [], turns=[{"turn": 1}]).to_json())
     with pytest.raises(UsageError, match="nothing to ask"):
         await asyncio.to_thread(run, str(path), "--against", "http://127.0.0.1:9")

@@ -36,11 +36,9 @@ async def test_slots_are_isolated_by_namespaces_in_an_emulated_sandbox(app, emul
     assert (client.info.isolation, set(client.info.missing)) == ("namespaces", missing), client.info
 
     async def use(slot):
-        spec = SandboxSpec()
-        epoch = await client.lease(slot, task_id=f"t{slot}", spec=spec)
-        box = client.sandbox(slot, epoch, task_id=f"t{slot}", spec=spec)
+        box = await client.lease(slot, task_id=f"t{slot}", spec=SandboxSpec())
         seen = await box.exec(f"echo {slot} > /tmp/mine; sleep 0.2; cat /tmp/mine; uname -r")
-        report = await client.release(slot, epoch)
+        report = await client.release(slot, box.epoch)
         return seen.output.split()[0], report.clean
 
     assert await asyncio.gather(use(0), use(1)) == [("0", True), ("1", True)]

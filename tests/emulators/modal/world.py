@@ -66,7 +66,7 @@ class World:
     router_tokens: Tokens = field(default_factory=Tokens)
     """For the workers."""
     auth_tokens: Tokens = field(default_factory=Tokens)
-    """For V2 calls of the control plane, beside the credentials."""
+    """For V2 calls of the control plane, in addition to the credentials."""
     replies: dict[tuple[str, str], Any] = field(default_factory=dict)
     """Answers to calls that are done once however often they are sent."""
     calls: collections.Counter[str] = field(default_factory=collections.Counter)

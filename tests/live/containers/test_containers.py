@@ -17,7 +17,7 @@ from sandbox_pool import PoolConfig, SlotPool
 from sandbox_pool.client.host_client import HostInfo
 from sandbox_pool.conformance import CheckResult, all_checks, run_checks
 from sandbox_pool.conformance.context import CheckContext
-from sandbox_pool.conformance.registry import GROUPS
+from sandbox_pool.conformance.runner import GROUPS
 from support.containers import Unavailable, docker_engine, gvisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

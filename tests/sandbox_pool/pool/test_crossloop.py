@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from sandbox_pool.errors import PoolClosed
-from sandbox_pool.pool.crossloop import call_in_loop
+from sandbox_pool.pool.pool import call_in_loop
 from sandbox_pool.pool.sync import LoopThread
 
 

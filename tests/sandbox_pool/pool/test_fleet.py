@@ -157,7 +157,7 @@ async def test_too_little_isolation_is_refused_at_once(make_pool):
 
 
 async def test_less_than_full_isolation_is_said_loudly(make_pool, caplog, monkeypatch):
-    monkeypatch.setattr("sandbox_pool.config._told", set())
+    monkeypatch.setattr("sandbox_pool.config._warned", set())
     async with make_pool(FakePlace(isolation="uid", missing=("memory",))) as pool:
         assert pool.status().isolation == "uid"
     assert "isolated by 'uid' only: a test says so" in caplog.text
@@ -189,7 +189,7 @@ async def test_a_slot_that_is_not_clean_is_never_leased_again_and_its_host_repla
         await dirty.release()
         fresh = await pool.acquire("fresh", timeout_s=10)
         assert fresh.host != first.name
-        assert first.name in place.servers, "a lease on the condemned host still runs"
+        assert first.name in place.servers, "a lease on the draining host still runs"
         first.dirty = ()
         await stays.release()
         await eventually(lambda: first.name in place.stopped)
@@ -215,16 +215,16 @@ async def test_a_health_blip_never_touches_a_lease(make_pool):
     async with make_pool(place, health_interval_s=0.02, health_failures=2, max_hosts=1) as pool:
         lease = await pool.acquire("t")
         place.server.errors["health"] = SandboxLost("blip")
-        await eventually(lambda: pool.status().hosts[0].unwell)
+        await eventually(lambda: pool.status().hosts[0].unhealthy)
         assert pool.status().hosts[0].leased == {lease.slot: "t"}
         del place.server.errors["health"]
-        await eventually(lambda: not pool.status().hosts[0].unwell)
+        await eventually(lambda: not pool.status().hosts[0].unhealthy)
         assert place.server.slots[lease.slot].state == "leased"
         await lease.release()
         assert len(place.started) == 1
 
 
-async def test_an_unwell_host_gets_no_new_leases_and_is_replaced_when_nobody_uses_it(make_pool):
+async def test_an_unhealthy_host_gets_no_new_leases_and_is_replaced_when_nobody_uses_it(make_pool):
     place = FakePlace(slots=1)
     async with make_pool(place, health_interval_s=0.02, health_failures=2) as pool:
         first = place.server

@@ -212,7 +212,7 @@ async def test_a_full_scratch_space_is_a_clear_error(make_pool, caplog):
         pool.place.server.scratch_free_mb = 500
         await eventually(lambda: "filling up: 500 MB free" in caplog.text)
         pool.place.server.scratch_free_mb = 3
-        await eventually(lambda: pool.status().hosts[0].unwell)
+        await eventually(lambda: pool.status().hosts[0].unhealthy)
         with pytest.raises(ScratchFull, match="3 MB free"):
             await pool.acquire("t", timeout_s=5)
         pool.place.server.scratch_free_mb = 9000

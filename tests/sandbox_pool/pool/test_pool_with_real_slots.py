@@ -22,6 +22,12 @@ def config(tmp_path):
     return make
 
 
+async def test_a_command_without_a_timeout_gets_the_pools(config):
+    async with SlotPool.from_config(config(exec_timeout_s=0.2)) as pool, pool.lease("t") as sandbox:
+        assert (await sandbox.exec("sleep 60")).timed_out
+        assert not (await sandbox.exec("sleep 0.4", timeout_s=60)).timed_out
+
+
 async def test_the_example_of_the_documentation(config, tmp_path):
     (tmp_path / "local").write_text("local file")
     async with SlotPool.from_config(config()) as pool:

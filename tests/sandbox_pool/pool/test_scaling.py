@@ -1,9 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_pool.pool.scaling import HostView, Limits, plan
+from sandbox_pool.config import PoolConfig
+from sandbox_pool.pool.scaling import HostView, plan
 
-LIMITS = Limits(slots_per_host=4, min_hosts=0, max_hosts=3, max_starting=2, idle_s=60.0)
+CONFIG = PoolConfig(slots_per_host=4, min_hosts=0, max_hosts=3, max_starting=2, idle_s=60.0)
 
 
 def ready(name, key="a", free=0, idle=None):
@@ -14,8 +15,8 @@ def starting(name, key="a"):
     return HostView(name, key, True, 0, None)
 
 
-def decide(hosts, waiting, limits=LIMITS, blocked=frozenset()):
-    return plan(hosts, waiting, limits, default_key="a", blocked=blocked)
+def decide(hosts, waiting, config=CONFIG, blocked=frozenset()):
+    return plan(hosts, waiting, config, default_key="a", blocked=blocked)
 
 
 def test_nothing_waits_nothing_starts():
@@ -53,9 +54,9 @@ def test_a_key_that_failed_lately_is_left_alone():
 
 
 def test_the_minimum_is_kept_without_any_demand():
-    limits = Limits(4, 2, 3, 2, 60.0)
-    assert decide([], {}, limits).start == ("a", "a")
-    assert decide([ready("h1", idle=999.0), ready("h2", idle=999.0)], {}, limits).stop == ()
+    config = PoolConfig(slots_per_host=4, min_hosts=2, max_hosts=3, max_starting=2, idle_s=60.0)
+    assert decide([], {}, config).start == ("a", "a")
+    assert decide([ready("h1", idle=999.0), ready("h2", idle=999.0)], {}, config).stop == ()
 
 
 def test_a_host_idle_too_long_is_stopped():
@@ -89,14 +90,20 @@ views = st.builds(
     max_starting=st.integers(1, 3),
 )
 def test_no_plan_ever_breaks_a_cap(hosts, waiting, minimum, room, max_starting):
-    limits = Limits(4, minimum, max(1, minimum + room), max_starting, 60.0)
-    steps = plan(hosts, waiting, limits, default_key="a")
-    assert len(hosts) + len(steps.start) <= max(limits.max_hosts, len(hosts))
+    config = PoolConfig(
+        slots_per_host=4,
+        min_hosts=minimum,
+        max_hosts=max(1, minimum + room),
+        max_starting=max_starting,
+        idle_s=60.0,
+    )
+    steps = plan(hosts, waiting, config, default_key="a")
+    assert len(hosts) + len(steps.start) <= max(config.max_hosts, len(hosts))
     assert sum(host.starting for host in hosts) + len(steps.start) <= max(
-        limits.max_starting, sum(host.starting for host in hosts)
+        config.max_starting, sum(host.starting for host in hosts)
     )
     assert len(set(steps.stop)) == len(steps.stop)
     by_name = {host.name: host for host in hosts}
     assert all(by_name[name].idle_for_s is not None and not by_name[name].starting for name in steps.stop)
-    idle_stops = [name for name in steps.stop if (by_name[name].idle_for_s or 0) >= limits.idle_s]
+    idle_stops = [name for name in steps.stop if (by_name[name].idle_for_s or 0) >= config.idle_s]
     assert len(steps.stop) == len(idle_stops) or waiting

@@ -1,17 +1,27 @@
 """One pool used from plain threads and from several event loops, with real slots."""
 
 import asyncio
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sandbox_pool import PoolConfig, SandboxFileError, SandboxSpec, SlotPool
+from sandbox_pool.pool import sync
 
 
 @pytest.fixture
 def config(tmp_path):
     return PoolConfig(slots_per_host=4, max_hosts=1, state_dir=tmp_path / "state", scratch_dir=tmp_path / "s")
+
+
+def test_the_example_of_the_module_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    example = [line for line in sync.__doc__.splitlines() if line.startswith("    ") or not line]
+    names = {}
+    exec(textwrap.dedent("\n".join(example)), names)
+    assert names["outputs"] == [f"{number}\n" for number in range(24)]
 
 
 def test_a_script_needs_no_event_loop(config):

@@ -109,8 +109,8 @@ async def test_signals_that_the_client_ignores_are_not_ignored_in_slots(make_pro
     finally:
         signal.signal(signal.SIGINT, before)
     client = await HostClient.connect(host.address, host.token)
-    epoch = await client.lease(0, task_id="t", spec=SPEC)
-    result = await client.sandbox(0, epoch, task_id="t", spec=SPEC).exec("grep SigIgn /proc/self/status")
+    sandbox = await client.lease(0, task_id="t", spec=SPEC)
+    result = await sandbox.exec("grep SigIgn /proc/self/status")
     await client.close()
     await provider.stop("h1")
     assert int(result.output.split()[1], 16) & 1 << (signal.SIGINT - 1) == 0

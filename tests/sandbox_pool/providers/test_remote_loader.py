@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from sandbox_pool.errors import HostStartFailed
-from sandbox_pool.providers.remote_start import bring_to_life, loader_text
+from sandbox_pool.providers.remote_start import load_server, loader_text
 from support.nomad_recorded import free_port, token_hash
 from support.pool_wait import eventually
 
@@ -118,7 +118,7 @@ async def test_a_pool_that_never_comes_is_not_waited_for(loader):
     await loader.start(load_s="0.5")
     code, errors = await loader.ended()
     assert code == 1
-    assert "no pool came" in errors
+    assert "no pool connected" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -135,7 +135,7 @@ async def test_told_to_end_it_ends_the_server_and_cleans_up(loader, tmp_path, nu
 async def test_what_keeps_the_server_from_serving_reaches_the_pool(loader):
     await loader.start()
     with pytest.raises(HostStartFailed, match="one: not a real server"):
-        await bring_to_life("one", f"tcp:127.0.0.1:{loader.port}", TOKEN, PROGRAM)
+        await load_server("one", f"tcp:127.0.0.1:{loader.port}", TOKEN, PROGRAM)
 
 
 async def test_whoever_cancels_the_loading_of_a_host_is_obeyed_at_any_moment():
@@ -143,7 +143,7 @@ async def test_whoever_cancels_the_loading_of_a_host_is_obeyed_at_any_moment():
         raise ConnectionRefusedError
 
     for steps in range(12):
-        task = asyncio.create_task(bring_to_life("one", "tcp:nowhere:1", TOKEN, PROGRAM, refuse))
+        task = asyncio.create_task(load_server("one", "tcp:nowhere:1", TOKEN, PROGRAM, refuse))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()

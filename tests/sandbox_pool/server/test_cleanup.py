@@ -50,8 +50,7 @@ def cgroups_of(scratch: Path) -> list[Path]:
 async def occupy(server: Server, mark: str) -> None:
     """Lease every slot and leave daemons in it."""
     for slot in range(4):
-        epoch = await server.client.lease(slot, task_id="t", spec=SandboxSpec())
-        sandbox = server.client.sandbox(slot, epoch, task_id="t", spec=SandboxSpec())
+        sandbox = await server.client.lease(slot, task_id="t", spec=SandboxSpec())
         await sandbox.exec(f"touch f; setsid bash -c 'while :; do sleep 1; done' {mark} & exec -a {mark} sleep 900 &")
         await sandbox.snapshot()
 

@@ -20,15 +20,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def test_a_reset_slot_has_nothing_of_the_last_task(server: Server) -> None:
     client, spec = server.client, SandboxSpec()
-    epoch = await client.lease(0, task_id="a", spec=spec)
-    sandbox = client.sandbox(0, epoch, task_id="a", spec=spec)
+    sandbox = await client.lease(0, task_id="a", spec=spec)
     await sandbox.exec(
         "echo s > secret; echo s > /tmp/s; echo s >> /etc/passwd; mkdir /new; export S=1; setsid sleep 61 &"
     )
-    report = await client.release(0, epoch)
+    report = await client.release(0, sandbox.epoch)
     assert (report.clean, report.problems) == (True, ())
-    second = await client.lease(0, task_id="b", spec=spec)
-    other = client.sandbox(0, second, task_id="b", spec=spec)
+    other = await client.lease(0, task_id="b", spec=spec)
     found = await other.exec("ls -A . /tmp /new; grep -c ^s /etc/passwd; echo ${S-}; pgrep sleep; pwd")
     assert found.output.splitlines() == [
         "ls: cannot access '/new': No such file or directory",
@@ -39,22 +37,21 @@ async def test_a_reset_slot_has_nothing_of_the_last_task(server: Server) -> None
         "",
         "/workspace",
     ]
-    await client.release(0, second)
+    await client.release(0, other.epoch)
 
 
 async def test_a_stale_holder_is_refused_everything(server: Server) -> None:
     client, spec = server.client, SandboxSpec()
-    epoch = await client.lease(0, task_id="a", spec=spec)
-    old = client.sandbox(0, epoch, task_id="a", spec=spec)
-    await client.release(0, epoch)
+    old = await client.lease(0, task_id="a", spec=spec)
+    await client.release(0, old.epoch)
     again = await client.lease(0, task_id="b", spec=spec)
-    assert again > epoch
+    assert again.epoch > old.epoch
     for call in (old.exec("true"), old.read_file("f"), old.write_file("f", b""), old.spawn("true"), old.snapshot()):
         with pytest.raises(StaleLease):
             await call
     with pytest.raises(StaleLease):
-        await client.release(0, epoch)
-    assert (await client.release(0, again)).clean
+        await client.release(0, old.epoch)
+    assert (await client.release(0, again.epoch)).clean
 
 
 async def test_a_leased_slot_is_not_leased_again(server: Server, sandbox: Sandbox) -> None:
@@ -118,10 +115,9 @@ async def test_a_slot_is_clean_after_a_fork(server: Server, sandbox: Sandbox) ->
     snapshot = await sandbox.snapshot()
     async with server.lease(snapshot=snapshot) as fork:
         used = fork.slot
-    epoch = await server.client.lease(used, task_id="x", spec=SandboxSpec())
-    clean = server.client.sandbox(used, epoch, task_id="x", spec=SandboxSpec())
+    clean = await server.client.lease(used, task_id="x", spec=SandboxSpec())
     assert (await clean.exec("ls -A")).output == ""
-    await server.client.release(used, epoch)
+    await server.client.release(used, clean.epoch)
 
 
 async def test_a_snapshot_moves_to_another_host(server: Server, sandbox: Sandbox) -> None:
@@ -254,7 +250,7 @@ async def test_an_outcome_can_be_asked_for_over_another_connection(server: Serve
     call = asyncio.create_task(mine.exec("echo started >> log; sleep 0.5; echo done", request_id="r"))
     while await sandbox.stat("log") is None:  # noqa: ASYNC110 - the slot can not tell
         await asyncio.sleep(0.02)
-    first._connection._transport.abort()  # type: ignore[union-attr]
+    first.connection._transport.abort()  # type: ignore[union-attr]
     with pytest.raises(SandboxLost):
         await call
     second = await server.connect()
@@ -268,8 +264,7 @@ async def test_a_lost_server_fails_every_pending_call_and_tells_once() -> None:
     async with running_server(slots=1) as doomed:
         lost: list[Exception] = []
         doomed.client.on_lost(lost.append)
-        epoch = await doomed.client.lease(0, task_id="t", spec=SandboxSpec())
-        sandbox = doomed.client.sandbox(0, epoch, task_id="t", spec=SandboxSpec())
+        sandbox = await doomed.client.lease(0, task_id="t", spec=SandboxSpec())
         calls = [asyncio.create_task(sandbox.exec("sleep 60")) for _ in range(3)]
         await asyncio.sleep(0.1)
         doomed.process.kill()

@@ -96,13 +96,12 @@ async def test_a_reset_leaves_no_file_and_no_process(server: Server) -> None:
     async with server.lease() as sandbox:
         slot = sandbox.slot
         await sandbox.exec("echo x > f; echo x > ~/g; setsid sleep 7777.2 >/dev/null 2>&1 & disown")
-    epoch = await server.client.lease(slot, task_id="next", spec=SandboxSpec())
-    following = server.client.sandbox(slot, epoch, task_id="next", spec=SandboxSpec())
+    following = await server.client.lease(slot, task_id="next", spec=SandboxSpec())
     assert (await following.exec("ls -A . ~; pgrep -f 'sleep 7777[.]2'")).output.split() == [
         ".:",
         f"{await home(following)}:",
     ]
-    assert (await server.client.release(slot, epoch)).clean
+    assert (await server.client.release(slot, following.epoch)).clean
 
 
 LEAVE_SHARED = """
@@ -133,8 +132,7 @@ async def test_a_reset_leaves_no_shared_memory(server: Server) -> None:
         await sandbox.write_file("leave.py", LEAVE_SHARED.encode())
         assert (await sandbox.exec("python3 leave.py")).output == "True\n"
         owner = (await sandbox.exec("id -u")).output.strip()
-    epoch = await server.client.lease(slot, task_id="next", spec=SandboxSpec())
-    following = server.client.sandbox(slot, epoch, task_id="next", spec=SandboxSpec())
+    following = await server.client.lease(slot, task_id="next", spec=SandboxSpec())
     tables = (await following.exec("cat /proc/sysvipc/shm /proc/sysvipc/sem /proc/sysvipc/msg")).output
     left = [line for line in tables.splitlines() if owner != "0" and owner in line.split()]
     assert left == []
@@ -143,7 +141,7 @@ async def test_a_reset_leaves_no_shared_memory(server: Server) -> None:
         assert (await following.exec("ls /dev/shm")).output == ""
     else:
         assert [entry.name for entry in os.scandir("/dev/shm") if str(entry.stat().st_uid) == owner] == []
-    assert (await server.client.release(slot, epoch)).clean
+    assert (await server.client.release(slot, following.epoch)).clean
 
 
 async def home(sandbox: object) -> str:

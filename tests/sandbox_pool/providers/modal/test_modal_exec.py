@@ -16,9 +16,8 @@ from grpclib import Status
 from sandbox_pool import SandboxLost
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.providers.modal import modal_relay
-from sandbox_pool.providers.modal.modal_exec import relay_text
+from sandbox_pool.providers.modal.modal_exec import HIGH_WATER, relay_text
 from sandbox_pool.providers.modal.modal_relay import MAX_BLOCK, Damaged, Packer, Unpacker
-from sandbox_pool.providers.modal.modal_transport import HIGH_WATER
 from support.modal_exec_host import QUICK, modal_host
 from support.pool_wait import eventually
 
@@ -95,7 +94,7 @@ async def test_a_cut_that_does_not_heal_is_sandbox_lost_in_bounded_time(reach):
         await asyncio.sleep(0.1)
         await host.emulator.set_reach(host.sandbox.object_id, reach)
         async with asyncio.timeout(QUICK.silence_s + 10):
-            with pytest.raises(SandboxLost, match="nothing was heard of the relay for 2 s"):
+            with pytest.raises(SandboxLost, match="the relay sent nothing for 2 s"):
                 await pending
         with pytest.raises(SandboxLost):
             await box.exec("true")
@@ -212,7 +211,7 @@ async def test_an_exec_carries_no_secret_and_stays_far_below_the_limit_of_argume
 
 async def test_what_is_wrong_in_the_sandbox_is_said():
     async with modal_host() as host:
-        with pytest.raises(SandboxLost, match=r"nobody listens at unix:/nowhere: .*No such file"):
+        with pytest.raises(SandboxLost, match=r"nothing listens at unix:/nowhere: .*No such file"):
             await host.connect(target="unix:/nowhere")
         with pytest.raises(SandboxLost, match="no-such-python"):
             await host.connect(python="no-such-python")
@@ -225,7 +224,7 @@ async def test_words_on_stdout_that_are_not_the_relays_are_not_taken_for_data():
         script = '#!/bin/sh\necho Welcome to this image\nexec python3 "$@"\n'
         process = await host.sandbox.exec.aio("sh", "-c", 'printf %s "$1" > /tmp/p; chmod +x /tmp/p', "sh", script)
         assert await process.wait.aio() == 0
-        with pytest.raises(SandboxLost, match="what follows the first 0 bytes is no block"):
+        with pytest.raises(SandboxLost, match="what follows the first 0 bytes is not a block"):
             await host.connect(python="/tmp/p")
 
 

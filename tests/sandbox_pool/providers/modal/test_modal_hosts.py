@@ -119,8 +119,8 @@ async def test_secrets_of_the_sandbox_are_not_the_slots(modal, tmp_path):
     async with modal_provider(tmp_path, secrets="keys") as provider:
         host = await provider.start("one", SPEC)
         client = await HostClient.connect(host.address, host.token)
-        epoch = await client.lease(0, task_id="t", spec=SPEC)
-        seen = await client.sandbox(0, epoch, task_id="t", spec=SPEC).exec("env; cat /proc/*/environ")
+        sandbox = await client.lease(0, task_id="t", spec=SPEC)
+        seen = await sandbox.exec("env; cat /proc/*/environ")
         await client.close()
         await provider.stop("one")
     assert "very-secret" not in seen.output + seen.stderr

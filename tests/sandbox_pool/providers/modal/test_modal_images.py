@@ -4,8 +4,7 @@ import pytest
 
 from sandbox_pool.errors import HostStartFailed
 from sandbox_pool.providers.base import ProviderContext
-from sandbox_pool.providers.modal.modal_images import ImageName
-from sandbox_pool.providers.modal.modal_provider import ModalProvider
+from sandbox_pool.providers.modal.modal_provider import ImageName, ModalProvider
 from sandbox_pool.spec import SandboxSpec
 from support.modal_place import SPEC, modal_provider
 

@@ -185,7 +185,7 @@ async def test_a_sandbox_near_its_end_gets_no_more_leases_but_keeps_those_it_has
 
 
 async def test_a_sandbox_that_ends_before_a_lease_may_is_refused_instead_of_replaced_for_ever(modal, make_config):
-    with pytest.raises(HostStartFailed, match="before a lease of it may be over"):
+    with pytest.raises(HostStartFailed, match="before a lease on it can finish"):
         async with SlotPool.from_config(make_config({"timeout_s": 600, "drain_s": 0}, lease_ttl_s=600)):
             pass
     assert len(modal.sandboxes) == 1

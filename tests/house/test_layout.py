@@ -1,0 +1,41 @@
+"""A newcomer finds the place: few modules in a folder, names used once, few fragments, short ways. See `layout.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from house import layout
+
+
+def test_no_folder_holds_more_modules_than_a_glance_takes_in():
+    assert {folder: count for folder, count in layout.modules_per_folder().items() if count > 16} == {}
+
+
+def test_a_module_name_is_used_once_in_a_package():
+    assert layout.names_used_twice() == []
+
+
+def test_few_modules_serve_a_single_other_one():
+    found = layout.single_importers()
+    assert len(found) <= 60, "\n".join(found)
+
+
+def test_no_module_needs_itself():
+    assert layout.cycles() == []
+
+
+def test_nothing_private_is_imported_from_another_package():
+    assert layout.private_imports() == []
+
+
+async def test_one_terminal_call_passes_few_files():
+    files = await layout.way_of_a_call()
+    assert "agent_loop/loop.py" in files
+    assert len(files) <= 25, "\n".join(files)
+
+
+@pytest.mark.timeout(240)
+async def test_one_group_passes_few_files():
+    files = await layout.way_of_a_group()
+    assert {"environments/base.py", "environments/atropos/outbox.py"} <= set(files)
+    assert len(files) <= 55, "\n".join(files)
