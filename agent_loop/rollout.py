@@ -1,7 +1,7 @@
 """One rollout from its first prompt to its outcome. The order of the checks is written down in `limits.py`.
 
-The trajectory only grows, and it pairs at every moment an outside reader can see it: whatever ends a turn, each tool
-call of the last assistant message has its tool message.
+The trajectory only grows, and its calls and results pair whenever somebody else can read it: however a turn ends, each
+tool call of the last assistant message has its tool message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_SHRINKS = 3
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Everything a rollout needs besides its messages."""
+    """Everything a rollout needs, except its messages."""
 
     server: ModelServer
     tools: Sequence[ToolSchema]

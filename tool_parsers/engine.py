@@ -55,8 +55,6 @@ def _clean(reading: Reading) -> bool:
 
 
 class Engine:
-    """One parse of one text."""
-
     def __init__(self, form: Format, text: Text, tools: Tools, start: Start | None, strict: bool) -> None:
         self.form = form
         self.text = text
@@ -65,7 +63,6 @@ class Engine:
         self.turn = _Turn()
 
     def run(self) -> Parsed:
-        """Parse the whole text."""
         if self.form.segments is not None:
             for segment in self.form.segments(self.text, self.start):
                 self._segment(segment)
@@ -261,7 +258,6 @@ class Engine:
 
 
 def run(form: Format, raw: str, tools: Tools, start: Start | None, strict: bool) -> Parsed:
-    """Parse one text in one format."""
     text = Text(raw)
     while form.adapt is not None:
         form = form.adapt(text)

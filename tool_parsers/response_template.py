@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tool_parsers.formats.literal import Literal
 from tool_parsers.readers.headed import Arguments, read_json_arguments
 from tool_parsers.readers.json_calls import JsonCalls
-from tool_parsers.readers.literal_calls import Literal
 from tool_parsers.readers.tagged import Tagged
 from tool_parsers.shapes import DEFAULT_KEYS, Keys
 from tool_parsers.spec import Format, Reader, Reading, Reasoning, Scan
@@ -31,12 +31,10 @@ class PatternCalls:
     """The string delimiter of a Gemma-like literal; '' for JSON."""
 
     def find(self, scan: Scan, start: int) -> int:
-        """The next opener."""
         match = scan.text.search(self.opener, start)
         return match.start() if match is not None and match.start() < scan.end else -1
 
     def read(self, scan: Scan, start: int) -> Reading | None:
-        """Read the call or calls of this opener."""
         match = self.opener.match(scan.text.raw, start, scan.end)
         if match is None:
             return None
@@ -92,7 +90,7 @@ def format_from(template: Mapping[str, Any], name: str = "response_template") ->
         _reader(calls) if isinstance(calls, Mapping) else None,
         reasoning=_reasoning(thinking) if isinstance(thinking, Mapping) else None,
         structure=(*opened, *structure),
-        models="whatever checkpoint ships the template",
+        models="any checkpoint that has the template",
     )
 
 

@@ -55,7 +55,6 @@ class View:
         return round(tokens * self.scale)
 
     def messages(self) -> list[Message]:
-        """The prompt as messages."""
         return [*self.head, *(message for unit in self.units for message in unit.messages)]
 
     def with_units(self, units: Sequence[Unit]) -> View:
@@ -122,8 +121,6 @@ class Goal:
 
 
 class Strategy(Protocol):
-    """One way to shorten a view."""
-
     async def apply(self, view: View, goal: Goal) -> View:
         """The view, shortened towards `goal.low_water` as far as this strategy can."""
 

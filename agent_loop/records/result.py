@@ -78,7 +78,7 @@ class AgentResult:
     tool_calls_executed_ok: int = 0
     tool_calls_exec_error: int = 0
     outcome: Outcome = Outcome.CANCELLED
-    """A result nobody filled in is not trained on."""
+    """The default is an outcome that is not trained on."""
     error: str | None = None
     """What ended an untrainable rollout, in one sentence."""
     turns: list[TurnRecord] = field(default_factory=list)

@@ -50,8 +50,6 @@ class ScriptLimits(BaseModel):
 
 
 class ToolConfig(BaseModel):
-    """Settings of `SandboxTools`."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     default_timeout_s: int = Field(default=180, gt=0)

@@ -1,8 +1,8 @@
-"""Which commands may run, for users whose slots are not isolated. Off where the slot itself is the wall.
+"""Which commands may run, for users whose slots are not isolated. Off where the slot itself isolates them.
 
 Rules are tried in order; the first whose pattern is found in the text decides, else `default`. The text is a terminal
 command, the code of a script, or input typed into a process. Regular expressions over shell text are a guard against
-accidents, not a wall against an adversary: for that, use an isolated slot.
+accidents, not a defence against an attacker: for that, use an isolated slot.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PolicyCheck:
         pattern, reason = (rule.pattern, rule.reason) if rule else (None, "")
         if action == "ask":
             allowed = await self._ask(tool, text) if self._ask else False
-            return Decision(allowed, action, pattern, reason or ("" if self._ask else "nobody is there to ask"))
+            return Decision(allowed, action, pattern, reason or ("" if self._ask else "there is nobody to ask"))
         return Decision(action == "allow", action, pattern, reason)
 
 

@@ -102,12 +102,10 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name the model calls it by."""
         return str(self.schema["name"])
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """JSON schema of the arguments."""
         return dict(self.schema["parameters"])
 
     def openai_schema(self) -> ToolSchema:
@@ -116,7 +114,6 @@ class Tool:
 
 
 def load_schema(name: str) -> dict[str, Any]:
-    """Read `schemas/NAME.json`."""
     text = files("agent_loop.tools").joinpath("schemas", f"{name}.json").read_text("utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema

@@ -25,9 +25,9 @@ class CallIds:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def claim(self, wished: str) -> str:
-        """The wished id if nobody has it yet, else a fresh one."""
-        call_id = wished if wished and wished not in self._seen else f"call_{secrets.token_hex(12)}"
+    def claim(self, given: str) -> str:
+        """The given id if no call of the rollout has it yet, else a fresh one."""
+        call_id = given if given and given not in self._seen else f"call_{secrets.token_hex(12)}"
         self._seen.add(call_id)
         return call_id
 
@@ -48,7 +48,6 @@ def assistant_message(turn: ModelTurn) -> Message:
 
 
 def tool_message(call: ToolCallRecord) -> Message:
-    """The result of one call."""
     return {"role": "tool", "tool_call_id": call.call_id, "name": _sendable_name(call), "content": call.text}
 
 
@@ -93,7 +92,7 @@ def storable(value: Any, depth: int = 0) -> Any:
 
 
 def shown(value: Any) -> str:
-    """`repr` that bottomless values cannot break."""
+    """`repr` that very deep values cannot break."""
     try:
         return repr(value)
     except RecursionError:

@@ -56,7 +56,6 @@ class HandlerRuntime:
         self._base = base
 
     def schemas(self) -> Sequence[ToolSchema]:
-        """The schemas given at construction."""
         return self._schemas
 
     async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:

@@ -1,4 +1,4 @@
-"""Grammar F: a name followed by key and value tags (GLM, Ling, Hunyuan, K2-Horizon and their kin)."""
+"""Grammar F: a name followed by key and value tags (GLM, Ling, Hunyuan, K2-Horizon and similar models)."""
 
 from __future__ import annotations
 
@@ -68,11 +68,9 @@ class Pairs:
         return re.compile(rf"{key}([^<\n]{{1,256}}){key_end}\s*+{value}([^<]*+){value_end}\s*+(?={after})")
 
     def find(self, scan: Scan, start: int) -> int:
-        """The next opener."""
         return scan.find(self.opener, start)
 
     def read(self, scan: Scan, start: int) -> Reading | None:
-        """Read one call."""
         text = scan.text
         inside = text.skip_blanks(start + len(self.opener))
         if self.json_body and text.raw[inside : inside + 1] in ("{", "["):

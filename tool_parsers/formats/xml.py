@@ -33,22 +33,18 @@ class Elements:
 
     @cached_property
     def opener(self) -> str:
-        """Opens a group of calls."""
         return self.prefix + "<tool_call>"
 
     @cached_property
     def closer(self) -> str:
-        """Closes a group of calls."""
         return self.prefix + "</tool_call>"
 
     @cached_property
     def invoke(self) -> re.Pattern[str]:
-        """Opens one call."""
         return re.compile(re.escape(self.prefix) + r"""<invoke name=["']?([^"'>\n]{1,256})["']?>""")
 
     @cached_property
     def tag(self) -> re.Pattern[str]:
-        """Opens one element."""
         return re.compile(re.escape(self.prefix) + r"<(?!invoke |tool_call>)([^<>/\n][^<>\n]{0,255})>")
 
     def find(self, scan: Scan, start: int) -> int:
@@ -60,7 +56,6 @@ class Elements:
         return place
 
     def read(self, scan: Scan, start: int) -> Reading | None:
-        """Read every call of a group."""
         text = scan.text
         place = text.skip_blanks(start + len(self.opener)) if text.at(self.opener, start) else start
         reading = Reading(place)

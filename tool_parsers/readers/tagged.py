@@ -1,4 +1,4 @@
-"""Reads calls written as tags with one tag per parameter (Qwen3-Coder, MiniMax, DSML, MiniCPM, Kimi K3 and their kin).
+"""Reads calls written as tags with one tag per parameter (Qwen3-Coder, MiniMax, DSML, MiniCPM, Kimi K3 and others).
 
 A parameter's closing tag counts only where structure follows (the next parameter, the end of the call, the end of
 text); anywhere else it is part of the value.

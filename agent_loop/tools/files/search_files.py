@@ -21,8 +21,6 @@ NO_SUCH_PATH = 97
 
 @dataclass(frozen=True)
 class Search:
-    """What to look for."""
-
     pattern: str
     path: str
     file_glob: str | None = None

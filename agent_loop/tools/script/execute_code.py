@@ -52,7 +52,6 @@ class ScriptBridge:
 
     @property
     def calls_made(self) -> int:
-        """Tool calls that were run."""
         return self._made
 
     async def handle(self, frame: bytes) -> bytes:

@@ -21,7 +21,6 @@ _KILL_GRACE_S = 2.0
 
 
 async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do one action."""
     action = arguments["action"]
     if action == "list":
         return {"processes": [await _summary(ctx, entry) for entry in ctx.processes.all()]}

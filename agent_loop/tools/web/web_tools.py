@@ -17,8 +17,6 @@ class WebFault(Exception):
 
 @dataclass(frozen=True)
 class SearchHit:
-    """One search result."""
-
     url: str
     title: str
     description: str
@@ -26,8 +24,6 @@ class SearchHit:
 
 @dataclass(frozen=True)
 class Page:
-    """A page as text."""
-
     url: str
     title: str
     text: str
