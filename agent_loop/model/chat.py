@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from agent_loop.model.contract import (
     Conversation,
     Message,
-    ModelCall,
     ModelRefused,
     ModelServer,
     ModelTurn,
@@ -24,7 +23,8 @@ from agent_loop.model.contract import (
     ToolSchema,
 )
 from agent_loop.model.errors import translate
-from agent_loop.turn.messages import CallIds, assistant_message, sendable, settle
+from agent_loop.turn.messages import assistant_message, sendable
+from agent_loop.turn.tool_call import ToolCallRecord, parsed_calls
 from tool_parsers import Parsed, get_parser
 
 _BLOCKS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
@@ -115,25 +115,30 @@ class ChatConversation:
         self._tools = list(tools)
         self._parser = parser
         self._get_state = get_state
-        self._ids = CallIds()
+        self._turn: ModelTurn | None = None
+        """The last sampled turn, until what follows tells the ids that its calls go by."""
 
     def append(self, messages: Sequence[Message]) -> None:
         """Add messages to the next prompt."""
+        if self._turn is not None:
+            self._messages.append(assistant_message(_with_ids(self._turn, messages)))
+            self._turn = None
         self._messages.extend(messages)
 
     def restart(self, messages: Sequence[Message]) -> None:
         """Replace the prompt by a truncated view."""
         self._messages = list(messages)
+        self._turn = None
 
     async def sample(self, sampling: Sampling) -> ModelTurn:
         """One completion. Faults are raised as `ModelError`; the conversation is then as it was before."""
+        self.append(())
         try:
             response = await self._complete(messages=list(self._messages), **self._options(sampling))
         except Exception as error:  # whatever a client library raises becomes one of our three kinds of model error
             raise translate(error) from error
-        turn = settle(self._read(response), self._ids)
-        self._messages.append(assistant_message(turn))
-        return turn
+        self._turn = self._read(response)
+        return self._turn
 
     def prompt_tokens(self) -> int | None:
         """Unknown: the server templates the messages."""
@@ -188,16 +193,11 @@ def parsed_turn(turn: ModelTurn, parser: TextParser, tools: Sequence[ToolSchema]
     parsed = parser.parse(turn.content, tools)
     if not parsed.calls and not parsed.errors:
         return turn
-    calls = tuple(
-        ModelCall(call.name, call.arguments, raw=call.raw, error=call.error, repaired=tuple(call.repaired))
-        for call in parsed.calls
-    )
     return replace(
         turn,
-        content="\n".join(part for part in (parsed.content, parsed.trailing) if part) if calls else turn.content,
-        calls=calls,
+        content="\n".join(part for part in (parsed.content, parsed.trailing) if part) if parsed.calls else turn.content,
+        calls=parsed_calls(parsed),
         reasoning=turn.reasoning or parsed.reasoning or None,
-        malformed=tuple(error.message for error in parsed.errors),
     )
 
 
@@ -233,13 +233,20 @@ def _completion_of(server: Any, model: str | None) -> Completion:
     )
 
 
-def _call(item: Any) -> ModelCall:
+def _with_ids(turn: ModelTurn, answers: Sequence[Message]) -> ModelTurn:
+    """The turn with the ids by which its calls were answered, in order: the loop replaces missing and repeated ones."""
+    ids = [str(message.get("tool_call_id")) for message in answers if message.get("role") == "tool"]
+    answered = [replace(call, call_id=call_id) for call, call_id in zip(turn.calls, ids, strict=False)]
+    return replace(turn, calls=(*answered, *turn.calls[len(answered) :]))
+
+
+def _call(item: Any) -> ToolCallRecord:
     function = get(item, "function")
     name = get(function, "name")
-    return ModelCall(
+    return ToolCallRecord(
         name=name if isinstance(name, str) else "",
-        arguments=get(function, "arguments"),
-        id=get(item, "id") or None,
+        raw_arguments=get(function, "arguments"),
+        call_id=get(item, "id") or "",
         error=None if isinstance(name, str) and name else "The call has no function name.",
     )
 

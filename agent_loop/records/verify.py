@@ -44,7 +44,7 @@ def check_masks(record: RolloutRecord) -> Iterator[str]:
             elif mask == MASKED and logprob != NO_LOGPROB:
                 yield f"{where}: masked, but its logprob is {logprob} and not {NO_LOGPROB}"
             elif mask != MASKED and not _is_logprob(logprob):
-                yield f"{where}: {logprob} is no logprob"
+                yield f"{where}: {logprob} cannot be a logprob"
 
 
 def check_segments(record: RolloutRecord) -> Iterator[str]:
@@ -191,8 +191,6 @@ CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that is wrong."""
-
     rollout_id: str
     line: int
     check: str
@@ -220,7 +218,6 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.violations
 
     def violations_of(self, check: str) -> int:
@@ -228,7 +225,6 @@ class Report:
         return sum(1 for v in self.violations if v.check == check)
 
     def add(self, record: RolloutRecord, line: int) -> None:
-        """Check one rollout."""
         self.rollouts += 1
         self.with_tokens += record.has_tokens
         self.sampled_turns += len(record.turns) or len(record.sampled_calls)
@@ -244,7 +240,7 @@ class Report:
 
 
 def read_records(lines: Iterable[bytes]) -> Iterator[tuple[int, RolloutRecord]]:
-    """Records with their line numbers; raises ValueError naming the line that is none."""
+    """Records with their line numbers; raises ValueError naming the first line that is not a record."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

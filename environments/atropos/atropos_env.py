@@ -20,9 +20,10 @@ from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import Field
 
+from agent_loop.model.tokens.ledger import MASKED
 from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
-from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
+from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
 from environments.atropos.stops import Stop

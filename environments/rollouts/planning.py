@@ -14,7 +14,7 @@ from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
-from agent_loop.tools import TOOLSETS, ToolConfig, ToolRuntime, draw, resolve
+from agent_loop.tools import TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from environments.config.settings import HermesAgentEnvConfig
 from environments.sandboxes import Sandbox
 from sandbox_pool.spec import SandboxSpec
@@ -38,8 +38,8 @@ class ToolChoice:
         """The tools; ToolsetError when none are left."""
         return resolve(self.toolsets, self.without)
 
-    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
-        return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
+    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> SandboxTools:
+        return SandboxTools(sandbox, self.toolsets, config, without=self.without)
 
 
 @dataclass(frozen=True)

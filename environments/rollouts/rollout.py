@@ -19,7 +19,7 @@ from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.tools import ToolRuntime
+from agent_loop.tools import SandboxTools
 from environments.atropos.packing import ScoredRollout
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
@@ -84,16 +84,12 @@ class RolloutRunner:
             async with job.tools.runtime(sandbox, job.tool_config) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
-            for name, value in result.record_fields().items():
-                if name == "timing":
-                    record.timing = {**record.timing, **value}
-                else:
-                    setattr(record, name, value)
+            result.fill(record)
             if not result.trainable:
                 return result, None
             return result, await FrozenWorkspace.take(sandbox, job.whole_layer)
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: SandboxTools) -> HermesAgentLoop:
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -130,7 +126,7 @@ class RolloutRunner:
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
             async with job.tools.runtime(sandbox, job.tool_config) as runtime:
-                return (await runtime.call(name, arguments, call_id="verify")).text
+                return (await runtime.checked_call(name, arguments)).text
 
         return call
 

@@ -21,10 +21,9 @@ from agent_loop.model.errors import RetryPolicy
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
 from agent_loop.records.verify import verify_lines
-from support.loop_servers import assert_paired, tool, user
+from support.loop_servers import assert_paired, record_of, tool, user
 from tool_parsers import get_parser
 
 FAST = RetryPolicy(attempts=4, base_s=0.001)
@@ -50,8 +49,7 @@ async def handler(name: str, arguments: dict[str, Any], task_id: str) -> str:
 
 
 def line(result: AgentResult, number: int = 0) -> bytes:
-    record = RolloutRecord(f"r{number}", "g", "e", "i", tools=[tool()], **result.record_fields())
-    return record.to_json()
+    return record_of(result, f"r{number}", tools=[tool()]).to_json()
 
 
 @pytest.mark.parametrize("name", ["good", "sloppy", "malformed", "looping", "failing"])

@@ -28,7 +28,6 @@ from agent_loop.model.backends import Generation, TokenBackend, VllmBackend
 from agent_loop.model.contract import (
     Conversation,
     Message,
-    ModelCall,
     ModelServer,
     ModelTurn,
     Sampling,
@@ -37,6 +36,7 @@ from agent_loop.model.contract import (
 )
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
+from agent_loop.turn.tool_call import ToolCallRecord
 from environments.apps.cli.bench import Figure, Report
 from environments.errors import UsageError
 from tool_parsers import get_parser
@@ -137,7 +137,7 @@ class _TextConversation:
     async def sample(self, sampling: Sampling) -> ModelTurn:
         """The fixed turn."""
         await asyncio.sleep(self._latency_s)
-        made = (ModelCall("terminal", json.dumps(_ARGUMENTS)),)
+        made = (ToolCallRecord("terminal", json.dumps(_ARGUMENTS)),)
         return ModelTurn(_WORDS, made, finish_reason="tool_calls", sampled_tokens=60)
 
     def prompt_tokens(self) -> int | None:

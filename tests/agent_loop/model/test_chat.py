@@ -1,4 +1,4 @@
-"""Chat servers: a real HTTP server behind AsyncOpenAI, and the earlier system's duck-typed servers."""
+"""Chat servers: a real HTTP server behind AsyncOpenAI, and hermes-agent's duck-typed servers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from openai import AsyncOpenAI
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.chat import ChatServer, as_model_server
+from agent_loop.model.chat import ChatServer, as_model_server, extract_reasoning
 from agent_loop.model.contract import ModelError, ModelRefused, ModelUnavailable, Sampling
 from agent_loop.model.errors import RetryPolicy, translate
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import AgentResult
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolStatus
 from support.loop_chat_server import chat_server, message, tool_call
 from support.loop_servers import ScriptedServer, assert_paired, echo, says, tool, user
 
@@ -158,7 +158,7 @@ async def test_thinking_inside_the_content_stays_there_and_is_not_doubled():
 
 
 class Duck:
-    """A server in the earlier system's style: objects, not dicts, and `get_state`."""
+    """A server in hermes-agent's style: objects, not dicts, and `get_state`."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -241,3 +241,24 @@ def test_a_counter_makes_lengths_known():
     server = ChatServer(Duck(), count=lambda messages, tools: 7 * len(messages))
     assert server.count_tokens(user(), []) == 7
     assert ChatServer(Duck()).count_tokens(user(), []) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reasoning"),
+    [
+        ({"reasoning_content": "a", "reasoning": "b"}, "a"),
+        ({"reasoning": "b", "reasoning_details": [{"text": "c"}]}, "b"),
+        ({"reasoning_details": [{"type": "summary"}, {"text": "c"}, {"text": "d"}]}, "c"),
+        (SimpleNamespace(reasoning_details=[SimpleNamespace(text="c")]), "c"),
+        ({"content": "<think>\nhm\n</think>\nok"}, "hm"),
+        ({"content": "hm</think>ok"}, "hm"),
+        ({"content": "<think>never ends"}, "never ends"),
+        ({"content": "[THINK]x[/THINK]y"}, "x"),
+        ({"content": "<think></think>ok"}, None),
+        ({"content": "plain"}, None),
+        ({"content": None, "reasoning_content": ""}, None),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_reasoning_is_found_in_the_known_order(message, reasoning):
+    assert extract_reasoning(message) == reasoning
