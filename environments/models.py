@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from typing import Any
 from agent_loop.local_models.standin import StandIn, chatml_tokenizer, named_policy
 from agent_loop.local_models.standin.chatml import chatml_template
 from agent_loop.local_models.standin.solver import solver
-from agent_loop.model.backends import TokenBackend, connect
-from agent_loop.model.backends.vllm import VllmBackend, VllmGenerateBackend, VllmScaleOutBackend
+from agent_loop.model.backends import TokenBackend, VllmBackend, connect
 from agent_loop.model.chat import ChatServer
 from agent_loop.model.contract import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
 from agent_loop.model.recorder import Recorder
@@ -28,12 +27,6 @@ from environments.atropos.compat import usable_api_key
 from environments.config import ConfigError
 from environments.config.settings import ServerConfig
 from tool_parsers import get_parser
-
-NAMED_MODEL: dict[str, Callable[..., TokenBackend]] = {
-    "vllm": VllmBackend,
-    "vllm-scale-out": VllmScaleOutBackend,
-    "vllm-generate": VllmGenerateBackend,
-}
 
 
 class Balanced:
@@ -91,7 +84,14 @@ class ModelOpener:
 
     async def _token_server(self, server: ServerConfig) -> ModelServer:
         try:
-            backend = await self._backend(server)
+            backend = await connect(
+                server.base_url,
+                server.server_type,
+                model=None if server.model_name == "default" else server.model_name,
+                api_key=self._key(server),
+                timeout_s=server.timeout_s,
+                ca_file=server.ca_file,
+            )
             tokenizer = await asyncio.to_thread(load_tokenizer, server.tokenizer_name or self._tokenizer_name)
             return await self.record(backend, tokenizer)
         except ModelUnavailable as error:
@@ -125,13 +125,6 @@ class ModelOpener:
 
         model = await self._stack.enter_async_context(CpuModel(**server.options))
         return await self.record(model.backend(), model.tokenizer)
-
-    async def _backend(self, server: ServerConfig) -> TokenBackend:
-        key = self._key(server)
-        if server.server_type in NAMED_MODEL and server.model_name != "default":
-            kind = NAMED_MODEL[server.server_type]
-            return kind(server.base_url, model=server.model_name, api_key=key, timeout_s=server.timeout_s)
-        return await connect(server.base_url, server.server_type, api_key=key, timeout_s=server.timeout_s)
 
     def _key(self, server: ServerConfig) -> str | None:
         if server.api_key is not None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from agent_loop.context.result_budget import ResultBudget
 from agent_loop.limits import Limits
-from agent_loop.model.backends.connections import http_address
+from agent_loop.model.backends.http import http_address
 from agent_loop.tools.config import ToolConfig
 from environments.apps.reference_trainer.trainer_settings import TrainerSettings
 from environments.atropos.advantages import Baseline
@@ -46,6 +46,8 @@ class ServerConfig(_Strict):
     tokenizer_name: str | None = None
     """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
     timeout_s: float = Field(default=1200.0, gt=0)
+    ca_file: Path | None = None
+    """Certificates (PEM) of a private authority, for https; None: those of the system, or SSL_CERT_FILE."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of `cpu-model` and `standin`, for instance the policy that a stand-in plays."""
 

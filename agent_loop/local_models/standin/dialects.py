@@ -30,10 +30,11 @@ def routes(server: StandIn) -> list[web.RouteDef]:
         "/tokenize": _tokenize,
         "/detokenize": _detokenize,
     }
+    card = {"id": MODEL, "object": "model", "max_model_len": server.context_tokens}
     gets: dict[str, Any] = {
         "/health": {"status": "ok"},
         "/version": {"version": MODEL},
-        "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model"}]},
+        "/v1/models": {"object": "list", "data": [card]},
     }
     fixed = [web.get(path, _fixed(answer)) for path, answer in gets.items()]
     return [*fixed, *(web.post(path, _endpoint(server, path, handler)) for path, handler in posts.items())]

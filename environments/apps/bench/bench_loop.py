@@ -105,6 +105,10 @@ class _FixedBackend:
         await asyncio.sleep(self._latency_s)
         return Generation(list(self._ids), [-0.5] * len(self._ids), "stop")
 
+    async def context_tokens(self) -> int | None:
+        """Unknown."""
+        return None
+
     async def close(self) -> None:
         """Nothing to drop."""
 
