@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from agent_loop.local_models.parent_death import die_with
+from agent_loop.own_process import end_with_parent
 
 
 def build_params(options: dict[str, Any]) -> Any:
@@ -49,7 +49,7 @@ def build_params(options: dict[str, Any]) -> Any:
 def main() -> int:
     """Serve until the owner closes our input."""
     options = json.loads(sys.argv[1])
-    die_with(options["owner"])
+    end_with_parent(options["owner"])
     import xllamacpp
 
     server = xllamacpp.Server(build_params(options))

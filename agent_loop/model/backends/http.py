@@ -42,7 +42,12 @@ class JsonClient:
         """`ca_file`: certificates (PEM) of a private authority; without it those of the system or SSL_CERT_FILE."""
         address = http_address(url.rstrip("/").removesuffix("/v1"))
         self.url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
-        self._headers = {"User-Agent": "hermes-rl", "Accept": "application/json", "Accept-Encoding": "identity"}
+        self._headers = {
+            "User-Agent": "hermes-rl",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+        }
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         elif address.username is not None:
@@ -77,9 +82,8 @@ class JsonClient:
         where = f"{self.url}{path}"
         address = self._addresses.get(path) or self._addresses.setdefault(path, URL(where))
         body = BytesIO(data) if len(data) > READ_AT_ONCE else data or None
-        headers = {"Content-Type": "application/json"} if data else None
         try:
-            async with self._connected().request(method, address, data=body, headers=headers) as response:
+            async with self._connected().request(method, address, data=body) as response:
                 payload = await response.read()
         except TimeoutError as error:
             raise ModelUnavailable(f"{where}: no answer in time") from error

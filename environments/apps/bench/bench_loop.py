@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from agent_loop.local_models.standin import chatml_tokenizer
 from agent_loop.model.backends import Generation, TokenBackend, VllmBackend
 from agent_loop.model.contract import (
@@ -185,13 +186,10 @@ def measure(args: argparse.Namespace) -> Report:
     """Run the bench."""
     if min(args.rollouts, args.turns, args.repeat) < 1 or args.latency < 0:
         raise UsageError("bench loop: --rollouts, --turns and --repeat must be at least 1 and --latency not negative")
-    return asyncio.run(_measure(args))
+    return own_process.run(_measure(args))
 
 
 async def _measure(args: argparse.Namespace) -> Report:
-    from environments.launch import collect_seldom
-
-    collect_seldom()
     async with bench_server(args.server, args.latency) as server:
         await _play(server, args.rollouts, 1)  # fills caches and opens the connections, which a run keeps
         times = [await _play(server, args.rollouts, args.turns) for _ in range(args.repeat)]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def measure(args: argparse.Namespace) -> Report:
     run_api = [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]
     api = subprocess.Popen(run_api, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        lags, seconds, delivered = asyncio.run(_serve(args, url))
+        lags, seconds, delivered = own_process.run(_serve(args, url))
     finally:
         api.terminate()
         api.wait()

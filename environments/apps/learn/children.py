@@ -1,4 +1,4 @@
-"""The processes of a run: each is tied to its owner, keeps a log, and is taken down in good order."""
+"""The processes of a run: each ends with its owner, keeps a log, and is stopped in good order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent_loop.local_models import parent_death as tie
+from agent_loop import own_process
 
 KILL_AFTER_S = 10.0
 LAST_WORDS_CHARS = 300
@@ -42,10 +42,10 @@ class Child:
 
     async def __aenter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        tied = [sys.executable, str(Path(tie.__file__)), str(os.getpid()), *self._command]
+        command = [sys.executable, str(Path(own_process.__file__)), str(os.getpid()), *self._command]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied,
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if self._on_line else log,
                 stderr=log,

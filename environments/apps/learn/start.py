@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_loop import own_process
 from environments.apps.learn.display import Show
 from environments.apps.learn.learn_run import LearnRun
 from environments.apps.learn.plan import LearnPlan
@@ -32,4 +32,4 @@ def learn(plan: LearnPlan, show: Show) -> int:
     """Run it; the exit code."""
     # What happens is on the board and in metrics.jsonl: no log lines between them.
     logging.getLogger("environments").setLevel(logging.ERROR)
-    return asyncio.run(LearnRun(plan, show).run())
+    return own_process.run(LearnRun(plan, show).run())
