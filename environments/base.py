@@ -92,6 +92,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._groups = 0
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
+        self._model_context: int | None = None
         Plan(config).tools(0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -177,7 +178,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         )
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
-            return await opener.open(ours)
+            opened = await opener.open(ours)
+            self._model_context = opener.context_tokens
+            return opened
         if self.server_configs[0].server_type == "openai":
             from agent_loop.model.chat import as_model_server
 
@@ -230,7 +233,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         """
         series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
         result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
-        plan = Plan(self.config, self.max_token_len)
+        plan = self._plan()
         runner = self._runner(plan)
         tools = plan.tools(index)
         heat = self.config.agent_temperature if temperature is None else temperature
@@ -263,7 +266,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         if record.outcome == Outcome.CONTEXT_OVERFLOW.value and not self._sampled:
             raise ConfigError(
                 f"item {record.item_id}: the first prompt does not fit: {record.error}: raise env.max_token_length "
-                f"(now {self.config.max_token_length}), or enable fewer tools (env.enabled_toolsets)"
+                f"(now {self.longest_sequence()}), or enable fewer tools (env.enabled_toolsets)"
             )
 
     async def _run_prepared(self, item: Any, result: GroupResult, run: Any) -> None:
@@ -316,6 +319,13 @@ class HermesAgentBaseEnv(AtroposEnv):
     def policy_name(self) -> str:
         """Name of the model, for the records."""
         return str(self.server_configs[0].model_name) if self.server_configs else ""
+
+    def _plan(self) -> Plan:
+        return Plan(self.config, self.max_token_len, self._model_context)
+
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have, by the config, the model and the trainer."""
+        return self._plan().longest_sequence()
 
     def _opened_pool(self) -> Pool:
         if self.pool is None:

@@ -65,6 +65,8 @@ class ModelOpener:
         self._tools_in_prompt = tools_in_prompt
         self._solutions = {} if solutions is None else solutions
         self._environ = os.environ if environ is None else environ
+        self.context_tokens: int | None = None
+        """The shortest context of the opened servers, as far as they tell it."""
 
     async def open(self, servers: Sequence[ServerConfig]) -> ModelServer:
         """All of them as one."""
@@ -102,6 +104,8 @@ class ModelOpener:
     async def record(self, backend: TokenBackend, tokenizer: Any) -> ModelServer:
         """A recorder over a token backend; raises TemplateRefused when the chat template cannot be exact."""
         self._stack.push_async_callback(backend.close)
+        if told := await backend.context_tokens():
+            self.context_tokens = min(told, self.context_tokens or told)
         template = await asyncio.to_thread(probe_template, tokenizer)
         return Recorder(backend, template, self._parser, write_tools=self._tools_in_prompt)
 

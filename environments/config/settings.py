@@ -83,7 +83,12 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     disabled_toolsets: list[str] | None = Field(default=None, description="Taken away from what is enabled.")
     distribution: str | None = Field(default=None, description="Draw toolsets per group from this distribution.")
     max_agent_turns: int = Field(default=30, ge=1)
-    max_token_length: int = Field(default=32_768, gt=0, description="Tokens of the longest sequence.")
+    max_token_length: int | None = Field(
+        default=None,
+        gt=0,
+        description="Tokens of the longest sequence; None: the model's own context length (at most 131,072) where the "
+        "server tells it, else 32,768.",
+    )
     system_prompt: str | None = None
     agent_temperature: float = Field(default=1.0, ge=0)
     eval_temperature: float | None = Field(default=None, ge=0, description="For evaluate; None: agent_temperature.")

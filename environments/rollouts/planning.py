@@ -19,6 +19,10 @@ from environments.rollouts.rollout import RolloutSettings, ToolChoice
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
 """Without `max_tokens_per_turn` a turn may sample this part of `max_token_length`."""
+UNTOLD_CONTEXT = 32_768
+"""Tokens of the longest sequence when neither the config nor the server tells."""
+MOST_UNASKED = 131_072
+"""A model may take a million tokens, but trainers seldom do, and a group of such rows is gigabytes: ask for them."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Plan:
     config: HermesAgentEnvConfig
     trainer_max_tokens: int = -1
     """The trainer's limit on a sequence, exclusive; -1 when there is none."""
+    model_context: int | None = None
+    """The model's context length, where its server tells it."""
 
     def tools(self, group: int) -> ToolChoice:
         """Tools of one group: the same for all its rollouts, drawn by the run's seed and the group's number."""
@@ -42,8 +48,12 @@ class Plan:
         return choice
 
     def longest_sequence(self) -> int:
-        """Tokens a sequence may have: ours, or what the trainer takes when that is less."""
-        ours = int(self.config.max_token_length)
+        """Tokens a sequence may have: ours, or what the trainer takes when that is less.
+
+        One less than the model's context: SGLang refuses a prompt and a turn that would fill it exactly.
+        """
+        told = self.model_context - 1 if self.model_context else UNTOLD_CONTEXT
+        ours = self.config.max_token_length or max(1, min(told, MOST_UNASKED))
         return min(ours, self.trainer_max_tokens - 1) if self.trainer_max_tokens > 0 else ours
 
     def turn_tokens(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from agent_loop.local_models.cpu_model import SwappableModel
+from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
 from environments.apps.learn.children import Child
 from environments.apps.learn.display import Show
@@ -78,7 +78,7 @@ class LearnRun:
     def __init__(self, plan: LearnPlan, show: Show) -> None:
         self._plan, self._show = plan, show
         self._folder = RunFolder(plan.out, resume=plan.resume, fresh=plan.fresh)
-        self._front: SwappableModel | None = None
+        self._front: UpdatableModel | None = None
         self._evaluator: Evaluator | None = None
         self._trainer: Child | None = None
         self._clock = Clock(plan.config.learn.minutes)
@@ -123,7 +123,7 @@ class LearnRun:
         async with AsyncExitStack() as stack:
             self._show.say("starting llama.cpp and the slots")
             front = self._front = await stack.enter_async_context(
-                SwappableModel(**plan.model_options, held=True, before_open=self._before_open)
+                UpdatableModel(**plan.model_options, paused=True, before_open=self._before_open)
             )
             evaluation_server = plan.server(f"{front.url}/eval", front.model.path)
             self._evaluator = await stack.enter_async_context(open_evaluator(plan.kind, plan.config, evaluation_server))
@@ -134,7 +134,7 @@ class LearnRun:
             await self._watch(front, *await self._start_children(stack, front, resumed))
 
     async def _start_children(
-        self, stack: AsyncExitStack, front: SwappableModel, resumed: bool
+        self, stack: AsyncExitStack, front: UpdatableModel, resumed: bool
     ) -> tuple[Child, Child, Child]:
         plan, folder = self._plan, self._folder
         port = free_port()
@@ -163,10 +163,10 @@ class LearnRun:
         serve = await stack.enter_async_context(Child("environment", command, folder.log("serve"), signals=signals))
         return api, trainer, serve
 
-    async def _watch(self, front: SwappableModel, api: Child, trainer: Child, serve: Child) -> None:
+    async def _watch(self, front: UpdatableModel, api: Child, trainer: Child, serve: Child) -> None:
         """Until the trainer is done; LearnFailed as soon as a part is lost."""
         assert self._fault is not None
-        model_lost = asyncio.create_task(front.lost())
+        model_lost = asyncio.create_task(front.ended())
         ends = {asyncio.create_task(child.ended()): child for child in (trainer, serve, api)}
         others: set[asyncio.Future[Any]] = {model_lost, self._fault}
         try:

@@ -10,17 +10,19 @@ from typing import Any
 
 import orjson
 
+from agent_loop.local_models.cpu_model.llama_server import CONTEXT_TOKENS
 from agent_loop.model.backends.backend import GROUP
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
 from environments.base import HermesAgentBaseEnv
 from environments.config import masked
 from environments.config.settings import RunConfig, ServerConfig
 from environments.errors import UsageError
+from environments.rollouts.planning import Plan
 
 REFERENCE_TRAINER = (sys.executable, "-m", "environments.apps.reference_trainer")
 SAMPLING_TIMEOUT_S = 3600.0
 MIN_ROLLOUT_TIMEOUT_S = 600.0
-"""Rollouts wait at the gate for a training step and an evaluation."""
+"""Rollouts wait for a training step and an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class LearnPlan:
 
     def trainer_job(self, api_url: str, model_url: str, model: Path, run_dir: Path, resume: bool) -> TrainerJob:
         """Settings of the trainer's process."""
+        longest = Plan(self.config.env, model_context=self.model_options.get("context_tokens", CONTEXT_TOKENS))
         return TrainerJob(
             **self.config.trainer.model_dump(),
             run_api_url=api_url,
@@ -97,5 +100,5 @@ class LearnPlan:
             run_dir=run_dir,
             resume=resume,
             group_size=self.config.env.group_size,
-            max_token_len=self.config.env.max_token_length + 1,
+            max_token_len=longest.longest_sequence() + 1,
         )

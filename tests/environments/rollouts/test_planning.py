@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,23 @@ def test_no_sequence_outgrows_the_trainer(length: int, turn: int | None, context
         longest = settings.context.max_tokens + made.turn_tokens()
         assert longest <= length
         assert trainer == -1 or longest < trainer
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "trainer", "longest"),
+    [
+        (None, None, -1, 32_768),
+        (None, 40_960, -1, 40_959),
+        (None, 40_960, 8193, 8192),
+        (None, 1_000_000, -1, 131_072),
+        (8192, 40_960, -1, 8192),
+        (200_000, 40_960, -1, 200_000),
+    ],
+)
+def test_the_longest_sequence_is_the_models_own_unless_told(
+    asked: int | None, told: int | None, trainer: int, longest: int
+) -> None:
+    assert Plan(HermesAgentEnvConfig(max_token_length=asked), trainer, told).longest_sequence() == longest
 
 
 def test_a_turn_may_take_a_quarter_unless_told_otherwise() -> None:

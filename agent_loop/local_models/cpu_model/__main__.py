@@ -1,6 +1,6 @@
 """The server process: one llama.cpp server, which ends when its owner does.
 
-`python -m ...cpu_model.llama_child '{"model": PATH, ...}'` writes its address as a line of JSON and serves until its
+`python -m agent_loop.local_models.cpu_model OPTIONS_AS_JSON` writes its address as a line of JSON and serves until its
 standard input closes. The kernel kills it when the owner dies without closing anything.
 """
 
