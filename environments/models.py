@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
+import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +21,7 @@ from agent_loop.local_models.standin import StandIn, chatml_tokenizer, named_pol
 from agent_loop.local_models.standin.chatml import chatml_template
 from agent_loop.local_models.standin.solver import solver
 from agent_loop.model.backends import TokenBackend, VllmBackend, connect
+from agent_loop.model.backends.http import http_address, is_loopback
 from agent_loop.model.chat import ChatServer
 from agent_loop.model.contract import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
 from agent_loop.model.recorder import Recorder
@@ -27,6 +30,8 @@ from environments.atropos.compat import usable_api_key
 from environments.config import ConfigError
 from environments.config.settings import ServerConfig
 from tool_parsers import get_parser
+
+log = logging.getLogger(__name__)
 
 
 class Balanced:
@@ -104,16 +109,31 @@ class ModelOpener:
     async def record(self, backend: TokenBackend, tokenizer: Any) -> ModelServer:
         """A recorder over a token backend; raises TemplateRefused when the chat template cannot be exact."""
         self._stack.push_async_callback(backend.close)
-        if told := await backend.context_tokens():
+        try:
+            told = await backend.context_tokens()
+        except ModelUnavailable as error:  # a server that is still starting will be there for the first rollout
+            log.warning("the model's context length is not known: %s", error)
+            told = None
+        if told is not None:
             self.context_tokens = min(told, self.context_tokens or told)
         template = await asyncio.to_thread(probe_template, tokenizer)
         return Recorder(backend, template, self._parser, write_tools=self._tools_in_prompt)
 
     async def _chat(self, server: ServerConfig) -> ModelServer:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        key = usable_api_key(self._key(server))
-        client = AsyncOpenAI(base_url=server.base_url or None, api_key=key, timeout=server.timeout_s, max_retries=0)
+        here = bool(server.base_url) and is_loopback(str(http_address(server.base_url, may_have_query=True).hostname))
+        client = AsyncOpenAI(
+            base_url=server.base_url or None,
+            api_key=usable_api_key(self._key(server)),
+            timeout=server.timeout_s,
+            max_retries=0,
+            # A proxy could not reach this machine.
+            http_client=DefaultAsyncHttpxClient(
+                trust_env=not here,
+                verify=ssl.create_default_context(cafile=server.ca_file) if server.ca_file else True,
+            ),
+        )
         self._stack.push_async_callback(client.close)
         return ChatServer(client, server.model_name, self._parser)
 
