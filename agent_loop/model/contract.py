@@ -73,7 +73,7 @@ class ModelTurn:
     calls: tuple[ModelCall, ...] = ()
     reasoning: str | None = None
     malformed: tuple[str, ...] = ()
-    """One sentence for each piece of tool markup that is no call at all."""
+    """One sentence for each piece of tool markup that cannot be read as a call."""
     finish_reason: str = "stop"
     """The server's own reason: stop, tool_calls, length, ..."""
     raw_text: str = ""

@@ -22,7 +22,7 @@ class RetryPolicy:
     """How often and how patiently to ask again."""
 
     attempts: int = 5
-    """Requests in all; 1 is no retry."""
+    """Requests in all; with 1 nothing is tried again."""
     base_s: float = 0.5
     cap_s: float = 20.0
 

@@ -43,7 +43,6 @@ from environments.errors import UsageError
 from tool_parsers import get_parser
 
 if TYPE_CHECKING:
-    from agent_loop.model.contract import ModelServer
     from agent_loop.records.result import AgentResult
 
 KINDS = ("stand-in", "in-process", "text")
@@ -102,16 +101,14 @@ class _FixedBackend:
         self._latency_s = latency_s
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
-        """The fixed turn."""
         await asyncio.sleep(self._latency_s)
         return Generation(list(self._ids), [-0.5] * len(self._ids), "stop")
 
     async def context_tokens(self) -> int | None:
-        """Unknown."""
         return None
 
     async def close(self) -> None:
-        """Nothing to drop."""
+        pass
 
 
 class _TextServer:
@@ -121,11 +118,9 @@ class _TextServer:
         self.latency_s = latency_s
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Conversation:
-        """A conversation that remembers nothing."""
         return _TextConversation(self.latency_s)
 
     def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int | None:
-        """No tokenizer."""
         return None
 
 
@@ -134,27 +129,23 @@ class _TextConversation:
         self._latency_s = latency_s
 
     def append(self, messages: Sequence[Message]) -> None:
-        """Nothing to keep."""
+        pass
 
     def restart(self, messages: Sequence[Message]) -> None:
-        """Nothing to keep."""
+        pass
 
     async def sample(self, sampling: Sampling) -> ModelTurn:
-        """The fixed turn."""
         await asyncio.sleep(self._latency_s)
         made = (ModelCall("terminal", json.dumps(_ARGUMENTS)),)
         return ModelTurn(_WORDS, made, finish_reason="tool_calls", sampled_tokens=60)
 
     def prompt_tokens(self) -> int | None:
-        """Unknown."""
         return None
 
     def segments(self) -> list[Segment]:
-        """None."""
         return []
 
     def state(self) -> dict[str, Any] | None:
-        """None."""
         return None
 
 
@@ -175,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server",
-        choices=("stand-in", "in-process", "text"),
+        choices=KINDS,
         default="stand-in",
         help="exact tokens from the stand-in over HTTP, from a backend in this process, or no tokens (stand-in)",
     )
