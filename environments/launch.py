@@ -7,8 +7,6 @@ python -m environments.terminal_tasks process --config my.yaml --env.group_size 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
 import importlib
 import logging
 import sys
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, create_model
 
+from agent_loop import own_process
 from environments.config.flags import split_settings
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
@@ -34,8 +33,6 @@ SHIPPED = {
 }
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
-COLLECT_AFTER = 20_000
-"""New containers before the garbage collector looks at them; see `collect_seldom`."""
 
 
 def load_environment(
@@ -117,22 +114,11 @@ def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh:
     """Run one verb to its end; the exit code. SIGTERM ends it in good order."""
     from environments.runs.batch import evaluate_run, process_run
 
-    collect_seldom()
     if verb == "serve":
-        asyncio.run(env.env_manager())
+        own_process.run(env.env_manager())
         return 0
-    run = process_run if verb == "process" else evaluate_run
-    return asyncio.run(run(env, out, fresh))
-
-
-def collect_seldom() -> None:
-    """Keep the garbage collector from reading every prompt that waits for its answer again and again.
-
-    Each is a list of thousands of ids, and by default all young ones are read after every 700 new containers: with
-    hundreds of rollouts that was a twentieth of the CPU. Only for processes that we start ourselves: a library must not
-    decide this for its user.
-    """
-    gc.set_threshold(COLLECT_AFTER)
+    batch = process_run if verb == "process" else evaluate_run
+    return own_process.run(batch(env, out, fresh))
 
 
 def configure_logging(verbose: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Chat servers as model servers: no tokens, and the result says so.
 
-`ChatServer` speaks to any OpenAI-compatible `/v1/chat/completions` through an `AsyncOpenAI` client, or to the earlier
-system's duck-typed `server.chat_completion(messages=..., n=1, ...)` (atroposlib's ServerManager and ManagedServer).
+`ChatServer` speaks to any OpenAI-compatible `/v1/chat/completions` through an `AsyncOpenAI` client, or to any
+object with hermes-agent's `server.chat_completion(messages=..., n=1, ...)` (atroposlib's ServerManager, ManagedServer).
 A conversation keeps the messages, sends them whole, and reads calls the server parsed; when the server parsed none,
 a `TextParser` may read them from the text, so that malformed markup is not taken for a final answer.
 """
@@ -22,7 +22,7 @@ from agent_loop.model.contract import (
     Segment,
     ToolSchema,
 )
-from agent_loop.model.errors import translate
+from agent_loop.model.errors import failure_in, translate
 from agent_loop.turn.messages import assistant_message, sendable
 from agent_loop.turn.tool_call import ToolCallRecord, parsed_calls
 from tool_parsers import Parsed, get_parser
@@ -33,15 +33,15 @@ _BLOCKS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "
 def extract_reasoning(message: Any) -> str | None:
     """Reasoning of an answer (object or dict): reasoning_content, reasoning, reasoning_details, think blocks."""
     for name in ("reasoning_content", "reasoning"):
-        text = _get(message, name)
+        text = get(message, name)
         if isinstance(text, str) and text:
             return text
-    details = _get(message, "reasoning_details")
+    details = get(message, "reasoning_details")
     for detail in details if isinstance(details, (list, tuple)) else ():
-        text = _get(detail, "text")
+        text = get(detail, "text")
         if isinstance(text, str) and text:
             return text
-    content = _get(message, "content")
+    content = get(message, "content")
     return think_text(content) if isinstance(content, str) else None
 
 
@@ -57,10 +57,6 @@ def think_text(content: str) -> str | None:
         text = content[begin : end if end >= 0 else len(content)].strip()
         return text or None
     return None
-
-
-def _get(thing: Any, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
 Completion = Callable[..., Awaitable[Any]]
@@ -167,6 +163,8 @@ class ChatConversation:
 
     def _read(self, response: Any) -> ModelTurn:
         choices = get(response, "choices")
+        if not choices and (error := get(response, "error")):
+            raise failure_in(error)
         if not choices or get(choices[0], "message") is None:
             raise ModelRefused("the server answered without a choice")
         message = get(choices[0], "message")
@@ -229,7 +227,7 @@ def _completion_of(server: Any, model: str | None) -> Completion:
         return create
     kind = type(server).__name__
     raise TypeError(
-        f"{kind} is no model server: expected a ModelServer, an AsyncOpenAI or an object with chat_completion"
+        f"{kind} is not a model server: expected a ModelServer, an AsyncOpenAI or an object with chat_completion"
     )
 
 

@@ -186,9 +186,13 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         finally:
             await link.disconnect()
 
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have, as run-api is told."""
+        return int(self.config.max_token_length)
+
     def _registration_request(self) -> dict[str, Any]:
         return {
-            "max_token_length": self.config.max_token_length,
+            "max_token_length": self.longest_sequence(),
             # run-api answers 422 to a missing name, and atroposlib's own default never reaches it
             "desired_name": self.config.wandb_name or self.name or type(self).__name__,
             "weight": self.config.inference_weight,

@@ -34,6 +34,36 @@ async def test_every_kind_of_server_plays(kind: str) -> None:
     assert segments == (0 if kind == "openai" else 1)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_a_server_on_this_machine_is_not_asked_through_a_proxy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with StandIn(right) as standin:
+        turn, _ = await ask(ServerConfig(base_url=f"{standin.url}/v1", server_type=kind, model_name="m"))  # type: ignore[arg-type]
+    assert turn.calls
+
+
+async def test_the_shortest_context_of_the_servers_is_known() -> None:
+    async with AsyncExitStack() as stack:
+        sizes = (9000, 7000)
+        servers = [await stack.enter_async_context(StandIn(right, context_tokens=size)) for size in sizes]
+        opener = ModelOpener(stack, "hermes", "standin")
+        await opener.open([ServerConfig(base_url=s.url, server_type="vllm") for s in servers])
+        assert opener.context_tokens == 7000
+
+
+async def test_a_server_that_is_still_starting_may_be_opened_when_its_model_is_named() -> None:
+    server = ServerConfig(base_url="http://127.0.0.1:9", server_type="vllm", model_name="m")
+    async with AsyncExitStack() as stack:
+        opener = ModelOpener(stack, "hermes", "standin")
+        await opener.open([server])
+        assert opener.context_tokens is None
+
+
 async def test_the_standin_starts_by_itself() -> None:
     turn, segments = await ask(ServerConfig(server_type="standin", options={"policy": "looping"}))
     assert turn.calls[0].arguments == {"command": "ls"}

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report
 from environments.apps.reference_trainer.trainer_api import request_json
 
@@ -44,7 +45,7 @@ def measure(args: argparse.Namespace) -> Report:
     url = f"http://127.0.0.1:{port}"
     api = subprocess.Popen(run_api_command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        lags, seconds, delivered = asyncio.run(_serve(args, url))
+        lags, seconds, delivered = own_process.run(_serve(args, url))
     finally:
         api.terminate()
         api.wait()

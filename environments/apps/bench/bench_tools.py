@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report, timed
 from environments.errors import UsageError
 
@@ -46,7 +47,7 @@ def measure(args: argparse.Namespace) -> Report:
     if args.calls < 1 or args.scripts < 1:
         raise UsageError("bench tools: --calls and --scripts must be at least 1")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-bench-") as state_dir:
-        return asyncio.run(_measure(args, state_dir))
+        return own_process.run(_measure(args, state_dir))
 
 
 async def _measure(args: argparse.Namespace, state_dir: str) -> Report:

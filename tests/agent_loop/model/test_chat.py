@@ -1,4 +1,4 @@
-"""Chat servers: a real HTTP server behind AsyncOpenAI, and hermes-agent's duck-typed servers."""
+"""Chat servers: a real HTTP server behind AsyncOpenAI, and objects with hermes-agent's `chat_completion`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_malformed_markup_in_the_text_is_not_a_final_answer():
     assert "could not be read" in requests[1]["messages"][-1]["content"]
 
 
-async def test_a_bad_call_beside_a_good_one_costs_it_nothing():
+async def test_a_bad_call_next_to_a_good_one_costs_it_nothing():
     good = '<tool_call>\n{"name": "terminal", "arguments": {"command": "ls"}}\n</tool_call>'
     result, requests = await over_http(message(f"{good}\n<tool_call>\n###\n</tool_call>"), message("done"))
     assert [record.status for record in result.tool_calls] == [ToolStatus.OK, ToolStatus.MALFORMED]
@@ -180,7 +180,7 @@ def objects(content: str | None, *made: Any, finish: str = "stop") -> Any:
     return SimpleNamespace(choices=[SimpleNamespace(message=answer, finish_reason=finish)])
 
 
-async def test_an_earlier_style_server_is_driven_with_the_earlier_keywords():
+async def test_a_server_in_hermes_agents_style_is_driven_with_its_keywords():
     function = SimpleNamespace(name="terminal", arguments='{"command": "ls"}')
     duck = Duck(objects(None, SimpleNamespace(id="a", function=function)), objects("done"))
     result = await HermesAgentLoop(duck, [tool()], {"terminal"}, tool_handler=echo, extra_body={"x": 1}).run(user())
@@ -193,7 +193,7 @@ async def test_an_earlier_style_server_is_driven_with_the_earlier_keywords():
     assert set(no_tools.calls[0]) == {"messages", "n", "temperature"}
 
 
-async def test_an_earlier_style_server_that_fails_or_answers_nothing_counts_one_turn():
+async def test_a_server_in_hermes_agents_style_that_fails_or_answers_nothing_counts_one_turn():
     for answer in (None, SimpleNamespace(choices=[]), RuntimeError("boom")):
         result = await HermesAgentLoop(Duck(answer)).run(user())
         assert result.outcome is Outcome.API_ERROR
@@ -210,7 +210,7 @@ async def test_a_server_that_already_retried_is_not_retried_again():
     assert len(duck.calls) == 1
 
 
-async def test_dropped_connections_of_an_earlier_style_server_are_tried_again():
+async def test_dropped_connections_of_a_server_in_hermes_agents_style_are_tried_again():
     duck = Duck(ConnectionResetError("reset"), TimeoutError("late"), objects("done"))
     result = await HermesAgentLoop(duck, retry=FAST).run(user())
     assert result.outcome is Outcome.FINISHED

@@ -1,4 +1,4 @@
-"""The front before llama.cpp: it merges without changing a token, holds at the gate, and swaps weights under load."""
+"""The server in front of llama.cpp merges without changing a token, pauses, and changes weights under load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from agent_loop.local_models.cpu_model import SwappableModel
+from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.merge import Merger
 from agent_loop.local_models.cpu_model.prefix import common_prefix
 from agent_loop.model.backends.llamacpp import LlamaCppBackend
@@ -35,9 +35,9 @@ def tiny(tmp_path_factory):
 
 
 @asynccontextmanager
-async def front_with(**options):
+async def model_with(**options):
     require_cpu_model()
-    async with SwappableModel(threads=1, parallel=4, context_tokens=256, **options) as front:
+    async with UpdatableModel(threads=1, parallel=4, context_tokens=256, **options) as front:
         backend = LlamaCppBackend(front.url)
         try:
             yield front, backend
@@ -45,12 +45,12 @@ async def front_with(**options):
             await backend.close()
 
 
-async def post(front: SwappableModel, path: str, body: dict | None = None) -> tuple[int, dict]:
+async def post(front: UpdatableModel, path: str, body: dict | None = None) -> tuple[int, dict]:
     async with aiohttp.ClientSession() as session, session.post(front.url + path, json=body or {}) as response:
         return response.status, await response.json()
 
 
-async def check_merging(front: SwappableModel, backend: LlamaCppBackend, prompt: list[int], other: list[int]) -> None:
+async def check_merging(front: UpdatableModel, backend: LlamaCppBackend, prompt: list[int], other: list[int]) -> None:
     """Alone or merged, first or last: the same tokens with the same logprobs."""
     alone = [await backend.generate(prompt, sampling(100 + n, group=1)) for n in range(3)]
     await asyncio.gather(*(backend.generate(other, sampling(700 + n, group=2)) for n in range(2)))
@@ -64,7 +64,7 @@ async def check_merging(front: SwappableModel, backend: LlamaCppBackend, prompt:
 
 
 async def test_a_merged_group_gets_the_tokens_that_each_request_would_get_alone_whatever_came_before():
-    async with front_with(weights="Q8_0") as (front, backend):
+    async with model_with(weights="Q8_0") as (front, backend):
         prompt, other = [*SHARED, *PROMPT], [*SHARED, *OTHER]
         await check_merging(front, backend, prompt, other)
         await front.share_prefix(SHARED)
@@ -74,10 +74,10 @@ async def test_a_merged_group_gets_the_tokens_that_each_request_would_get_alone_
 
 
 async def test_the_shared_prefix_is_read_again_with_new_weights_and_other_prompts_are_read_whole(tiny):
-    async with front_with(model=tiny) as (front, backend):
+    async with model_with(model=tiny) as (front, backend):
         whole = await backend.generate([*SHARED, *PROMPT], sampling(100, group=1))
         await front.share_prefix(SHARED)
-        await front.swap(None, "1")
+        await front.update_weights(None, "1")
         again = await backend.generate([*SHARED, *PROMPT], sampling(100, group=1))
         assert (again.token_ids, again.weights_version) == (whole.token_ids, "1")
         read = front.stats()["train"]["read_tokens"]
@@ -85,7 +85,7 @@ async def test_the_shared_prefix_is_read_again_with_new_weights_and_other_prompt
         assert front.stats()["train"]["read_tokens"] - read == len(PROMPT)
 
 
-async def test_a_closed_gate_holds_requests_but_not_the_evaluation_lane_until_the_new_weights_are_there(tiny):
+async def test_a_pause_holds_training_requests_but_not_evaluation_until_the_new_weights_are_there(tiny):
     opened_with = []
 
     async def before_open(version: str) -> None:
@@ -97,7 +97,7 @@ async def test_a_closed_gate_holds_requests_but_not_the_evaluation_lane_until_th
         later.append(held_back)
 
     later: list[asyncio.Task] = []
-    async with front_with(model=tiny, before_open=before_open) as (front, backend):
+    async with model_with(model=tiny, before_open=before_open) as (front, backend):
         assert (await backend.generate(PROMPT, sampling(1))).weights_version == "0"
         assert (await post(front, "/control/pause"))[0] == 200
         waiting = [asyncio.create_task(backend.generate(PROMPT, sampling(200 + n, group=2))) for n in range(2)]
@@ -108,11 +108,11 @@ async def test_a_closed_gate_holds_requests_but_not_the_evaluation_lane_until_th
         assert {generation.weights_version for generation in done} == {"7"}
 
 
-async def test_a_swap_waits_for_requests_in_flight_and_loses_none(tiny):
-    async with front_with(model=tiny) as (front, backend):
+async def test_new_weights_wait_for_requests_under_way_and_lose_none(tiny):
+    async with model_with(model=tiny) as (front, backend):
         flying = [asyncio.create_task(backend.generate(PROMPT, sampling(n, tokens=24))) for n in range(3)]
         await eventually(lambda: front.stats()["train"]["requests"] == 3)
-        await front.swap(None, "1")
+        await front.update_weights(None, "1")
         versions = [(await task).weights_version for task in flying]
         assert versions[0] == "0"
         assert set(versions) <= {"0", "1"}
@@ -120,7 +120,7 @@ async def test_a_swap_waits_for_requests_in_flight_and_loses_none(tiny):
 
 
 async def test_what_is_wrong_is_said_and_the_old_weights_go_on(tiny):
-    async with front_with(model=tiny) as (front, backend):
+    async with model_with(model=tiny) as (front, backend):
         status, answer = await post(front, "/control/weights", {"adapter": "/no/such.gguf", "version": "1"})
         assert status == 400
         assert "/no/such.gguf" in answer["error"]["message"]

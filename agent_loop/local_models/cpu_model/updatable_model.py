@@ -1,15 +1,15 @@
-"""One address for a model whose weights change: a front before llama.cpp that holds, merges, forwards and swaps.
+"""A model whose weights change behind one address: a server in front of llama.cpp that merges and pauses requests.
 
-`async with SwappableModel(weights="Q8_0") as front:` serves llama.cpp's own API at `front.url`. What it adds:
+`async with UpdatableModel(weights="Q8_0") as model:` serves llama.cpp's own API at `model.url`. What it adds:
 
-- `/completion` waits while the gate is closed; `/eval/completion` never does.
+- `/completion` waits while sampling is paused; `/eval/completion` never does.
 - Requests of one group are merged (merge.py) and sent one merged request at a time; instead of the server's prompt
   cache, a beginning that all prompts share is read once (`share_prefix`): the tokens depend on prompt, seed and weights
-  alone, not on what was asked before or beside them. The evaluation lane keeps the cache: repeatable up to rounding.
-- `POST /control/pause`: closes the gate; answers when nothing is in flight.
+  alone, not on other requests. Evaluation keeps the cache: it is repeatable up to rounding.
+- `POST /control/pause`: pauses sampling; answers when no request is under way.
 - `POST /control/weights {"adapter": PATH, "version": "7"}`: a new server with these weights takes over when the old
-  one's last request is answered; then `before_open("7")` is awaited and the gate opens.
-- `GET /control/stats`: requests, tokens and busy seconds of each lane.
+  one has answered its last request; then `before_open("7")` is awaited and sampling goes on.
+- `GET /control/stats`: requests, tokens and busy seconds of training and of evaluation.
 
 Each answer's `model` is "NAME@VERSION": the weights that really sampled it.
 """
@@ -35,30 +35,25 @@ from agent_loop.local_models.cpu_model.prefix import SharedPrefix
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 
 
-class Gate:
-    """`async with gate.passing(turn)`: only while the gate is open, and only in turn."""
+class Admission:
+    """`async with admission.admitted(turn)`: only while it is open, and only in turn."""
 
     def __init__(self, is_open: bool) -> None:
         self._open = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._inside = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._under_way = 0
         if is_open:
             self._open.set()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether work passes."""
-        return self._open.is_set()
-
     def open(self) -> None:
-        """Let work pass."""
+        """Admit requests from now on."""
         self._open.set()
 
     async def close(self) -> None:
-        """Let nothing more in; returns when nothing is inside."""
+        """Admit no more; returns when none is under way."""
         self._open.clear()
-        await self._empty.wait()
+        await self._idle.wait()
 
     async def opened(self) -> None:
         """Wait until it is open."""
@@ -66,27 +61,27 @@ class Gate:
             await self._open.wait()
 
     @asynccontextmanager
-    async def passing(self, turn: asyncio.Semaphore) -> AsyncIterator[None]:
-        """Inside the gate. Who waits for its turn is outside still, so that closing does not wait for a whole queue."""
+    async def admitted(self, turn: asyncio.Semaphore) -> AsyncIterator[None]:
+        """Requests that wait for their turn are not under way yet, so that closing does not wait for a whole queue."""
         while True:
             await self.opened()
             async with turn:
-                if not self.is_open:
+                if not self._open.is_set():
                     continue
-                self._inside += 1
-                self._empty.clear()
+                self._under_way += 1
+                self._idle.clear()
                 try:
                     yield
                 finally:
-                    self._inside -= 1
-                    if not self._inside:
-                        self._empty.set()
+                    self._under_way -= 1
+                    if not self._under_way:
+                        self._idle.set()
                 return
 
 
 @dataclass
-class LaneStats:
-    """What one lane did."""
+class EndpointStats:
+    """What was asked of one endpoint since the start."""
 
     requests: int = 0
     """As asked."""
@@ -98,17 +93,16 @@ class LaneStats:
 
 
 @dataclass
-class Lane:
-    """Its gate, what it merges, and its figures."""
+class Endpoint:
+    """Training or evaluation: when its requests are admitted, how they are merged, and its figures."""
 
-    gate: Gate
+    admission: Admission
     merger: Merger
-    stats: LaneStats = field(default_factory=LaneStats)
+    stats: EndpointStats = field(default_factory=EndpointStats)
 
 
 COMPLETION = "completion"
-HELD = frozenset({COMPLETION, "completions", "v1/completions", "v1/chat/completions"})
-"""Paths that sample."""
+SAMPLING_PATHS = frozenset({COMPLETION, "completions", "v1/completions", "v1/chat/completions"})
 MAX_BODY_BYTES = 1 << 28
 DROPPED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
@@ -123,8 +117,8 @@ class _Refused(Exception):
         self.status, self.payload = status, payload
 
 
-class SwappableModel:
-    """The front. Options are those of `CpuModel`; with `held` the gate stays closed until `open` is called."""
+class UpdatableModel:
+    """Options are those of `CpuModel`; with `paused` training requests wait until `open` is called."""
 
     def __init__(
         self,
@@ -132,7 +126,7 @@ class SwappableModel:
         adapter: Path | None = None,
         version: str = "0",
         before_open: BeforeOpen | None = None,
-        held: bool = False,
+        paused: bool = False,
         group_wait_s: float = 2.0,
         parallel: int = 8,
         **options: Any,
@@ -144,10 +138,10 @@ class SwappableModel:
         self._model: CpuModel | None = None
         # One at a time: what else is in the server's batch would change the last digits of a logprob.
         self._turn = asyncio.Semaphore(1)
-        self._train = Lane(Gate(not held), Merger(parallel, group_wait_s))
-        self._eval = Lane(Gate(True), Merger(parallel, group_wait_s))
+        self._train = Endpoint(Admission(not paused), Merger(parallel, group_wait_s))
+        self._eval = Endpoint(Admission(True), Merger(parallel, group_wait_s))
         self._prefix = SharedPrefix()
-        self._swapping = asyncio.Lock()
+        self._updating = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
@@ -156,7 +150,7 @@ class SwappableModel:
     def model(self) -> CpuModel:
         """The server that answers now."""
         if self._model is None:
-            raise RuntimeError("SwappableModel is used inside `async with`")
+            raise RuntimeError("UpdatableModel is used inside `async with`")
         return self._model
 
     async def __aenter__(self) -> Self:
@@ -169,8 +163,8 @@ class SwappableModel:
             )
             self._model = await self._start(self._adapter, self.version)
             self._stack.push_async_callback(self._stop_model)
-            for lane in (self._train, self._eval):
-                self._stack.push_async_callback(lane.merger.close)
+            for endpoint in (self._train, self._eval):
+                self._stack.push_async_callback(endpoint.merger.close)
             await self._listen()
         except BaseException:
             await self._stack.aclose()
@@ -184,40 +178,40 @@ class SwappableModel:
         """Await `before_open`, then let requests through."""
         if self._before_open is not None:
             await self._before_open(self.version)
-        self._train.gate.open()
+        self._train.admission.open()
 
     async def share_prefix(self, ids: Sequence[int]) -> None:
         """What training prompts begin with. Call it while nothing is sampled."""
         self._prefix.set(ids)
         await self._prefix.read(self._to(self.model), self.version)
 
-    async def swap(self, adapter: Path | None, version: str) -> None:
-        """Serve these weights from now on; requests in flight are answered by the old ones."""
-        async with self._swapping:
+    async def update_weights(self, adapter: Path | None, version: str) -> None:
+        """Serve these weights from now on; requests under way are answered by the old ones."""
+        async with self._updating:
             fresh = await self._start(adapter, version)
             try:
-                await self._train.gate.close()
-                await self._eval.gate.close()
+                await self._train.admission.close()
+                await self._eval.admission.close()
             except BaseException:
                 await fresh.__aexit__()
                 raise
             if version != self.version:
                 self._prefix.forget(self.version)
             old, self._model, self.version = self.model, fresh, version
-            self._eval.gate.open()
-            self._end_later(old)
+            self._eval.admission.open()
+            self._stop_later(old)
             await self.open()
 
-    async def lost(self) -> str:
-        """Wait until the server that answers ends by itself, which it never should; its last words."""
+    async def ended(self) -> str:
+        """Wait until the server that answers ends by itself, which it never should; the end of its log."""
         while True:
             model = self.model
-            words = await model.ended()
+            log_tail = await model.ended()
             if model is self._model:
-                return words
+                return log_tail
 
     def stats(self) -> dict[str, Any]:
-        """Figures of both lanes since the start."""
+        """Figures of training and of evaluation since the start."""
         return {"version": self.version, "train": asdict(self._train.stats), "eval": asdict(self._eval.stats)}
 
     async def _start(self, adapter: Path | None, version: str) -> CpuModel:
@@ -230,7 +224,7 @@ class SwappableModel:
             raise
         return model
 
-    def _end_later(self, old: CpuModel) -> None:
+    def _stop_later(self, old: CpuModel) -> None:
         task = asyncio.create_task(old.__aexit__())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -258,7 +252,7 @@ class SwappableModel:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _on_pause(self, _request: web.Request) -> web.Response:
-        await self._train.gate.close()
+        await self._train.admission.close()
         return web.json_response({"paused": True, "version": self.version})
 
     async def _on_stats(self, _request: web.Request) -> web.Response:
@@ -274,7 +268,7 @@ class SwappableModel:
         if path is not None and not await asyncio.to_thread(path.is_file):
             return _error(400, f"no adapter file at {path}")
         try:
-            await self.swap(path, version)
+            await self.update_weights(path, version)
         except CpuModelError as error:
             return _error(500, str(error))
         return web.json_response({"version": self.version})
@@ -285,17 +279,17 @@ class SwappableModel:
     async def _on_eval(self, request: web.Request) -> web.Response:
         return await self._answer(request, self._eval)
 
-    async def _answer(self, request: web.Request, lane: Lane) -> web.Response:
+    async def _answer(self, request: web.Request, endpoint: Endpoint) -> web.Response:
         path = request.match_info["path"]
         data = await request.read()
         try:
-            if path not in HELD:
+            if path not in SAMPLING_PATHS:
                 return await self._pass_on(request, path, data)
-            lane.stats.requests += 1
+            endpoint.stats.requests += 1
             if path != COMPLETION:
-                async with lane.gate.passing(self._turn):
+                async with endpoint.admission.admitted(self._turn):
                     return await self._pass_on(request, path, data)
-            return _json(await self._complete(orjson.loads(data), lane))
+            return _json(await self._complete(orjson.loads(data), endpoint))
         except _Refused as refusal:
             return web.Response(body=refusal.payload, status=refusal.status, content_type="application/json")
         except orjson.JSONDecodeError:
@@ -303,28 +297,28 @@ class SwappableModel:
         except (aiohttp.ClientError, ValueError) as error:
             return _error(502, f"the model server gave no answer: {error or type(error).__name__}")
 
-    async def _complete(self, body: Any, lane: Lane) -> Any:
+    async def _complete(self, body: Any, endpoint: Endpoint) -> Any:
         grouped = isinstance(body, dict) and bool(body.get(GROUP))
 
         async def send(merged: dict[str, Any]) -> Any:
-            async with lane.gate.passing(self._turn):
-                if grouped and lane is self._train:
+            async with endpoint.admission.admitted(self._turn):
+                if grouped and endpoint is self._train:
                     await self._prefix.use(self._to(self.model), self.version, merged)
-                return await self._sample(merged, lane)
+                return await self._sample(merged, endpoint)
 
-        return await (lane.merger.ask(body, send, lane.gate.opened) if grouped else send(body))
+        return await (endpoint.merger.ask(body, send, endpoint.admission.opened) if grouped else send(body))
 
-    async def _sample(self, body: dict[str, Any], lane: Lane) -> Any:
+    async def _sample(self, body: dict[str, Any], endpoint: Endpoint) -> Any:
         body.pop(GROUP_ID, None)
         began = time.monotonic()
         try:
             answer = await self._post(self.model, f"/{COMPLETION}", body)
         finally:
-            lane.stats.busy_s += time.monotonic() - began
-        lane.stats.sent += 1
+            endpoint.stats.busy_s += time.monotonic() - began
+        endpoint.stats.sent += 1
         answers = answer if isinstance(answer, list) else [answer]
-        lane.stats.sampled_tokens += sum(int(one.get("tokens_predicted", 0)) for one in answers)
-        lane.stats.read_tokens += int(answers[0].get("timings", {}).get("prompt_n", 0)) if answers else 0
+        endpoint.stats.sampled_tokens += sum(int(one.get("tokens_predicted", 0)) for one in answers)
+        endpoint.stats.read_tokens += int(answers[0].get("timings", {}).get("prompt_n", 0)) if answers else 0
         return answer
 
     def _to(self, model: CpuModel) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:

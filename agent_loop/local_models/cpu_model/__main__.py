@@ -1,6 +1,6 @@
 """The server process: one llama.cpp server, which ends when its owner does.
 
-`python -m ...cpu_model.llama_child '{"model": PATH, ...}'` writes its address as a line of JSON and serves until its
+`python -m agent_loop.local_models.cpu_model OPTIONS_AS_JSON` writes its address as a line of JSON and serves until its
 standard input closes. The kernel kills it when the owner dies without closing anything.
 """
 
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from agent_loop.local_models.parent_death import die_with
+from agent_loop.own_process import end_with_parent
 
 
 def build_params(options: dict[str, Any]) -> Any:
@@ -49,7 +49,7 @@ def build_params(options: dict[str, Any]) -> Any:
 def main() -> int:
     """Serve until the owner closes our input."""
     options = json.loads(sys.argv[1])
-    die_with(options["owner"])
+    end_with_parent(options["owner"])
     import xllamacpp
 
     server = xllamacpp.Server(build_params(options))
