@@ -330,7 +330,7 @@ async def app(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 async def test_uvicorn_answers_whatever_it_parses_with(http):
-    """vLLM, SGLang and the servers of trainers all run on it."""
+    """vLLM, SGLang and the servers of trainers all run on it, with httptools where it is installed."""
     server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_level="error"))
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
