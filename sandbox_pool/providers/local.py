@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict
 from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull
 from sandbox_pool.journal.owner import start_ticks
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.spec import SandboxSpec
 
@@ -187,7 +188,7 @@ class LocalProvider:
         _write_record(directory, self._record(name, address))
         scratch = directory / "scratch"
         scratch.mkdir(mode=0o711)
-        (directory / "server.py").write_bytes(_packed_server())
+        (directory / "server.py").write_bytes(pack())
         if self._options.user is not None:
             entry = pwd.getpwnam(self._options.user)
             for path in (directory, scratch, directory / "server.py"):
@@ -254,12 +255,6 @@ class LocalProvider:
 def _server_environment() -> dict[str, str]:
     """Nothing of the client's environment: its secrets have no business in a process that runs a model's commands."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-
-
-def _packed_server() -> bytes:
-    from sandbox_pool.server import pack
-
-    return pack()
 
 
 def _start_error(name: str, message: str) -> SandboxError:

@@ -14,6 +14,7 @@ from typing import Any
 from sandbox_pool.client.connection import Dial, dial
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, SandboxLost, ScratchFull
+from sandbox_pool.server.build.packing import pack
 
 RETRY_S = 0.05
 CONNECT_S = 5.0
@@ -28,9 +29,7 @@ def loader_text() -> str:
 
 def packed_server() -> tuple[bytes, str]:
     """The slot server as one file, and its hash."""
-    from sandbox_pool.server import pack
-
-    data = pack()
+    data = pack(any_machine=True)
     return data, hashlib.sha256(data).hexdigest()
 
 

@@ -41,12 +41,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the server, or clean up after one; or be the helper where none was compiled."""
-    if sys.argv[1:2] == ["--python-helper"]:
-        from .fallback.zygote import main as helper_main
-
-        helper_main()
-        return
+    """Run the server, or clean up after one."""
     arguments = _arguments()
     _heed_signals()
     os.makedirs(arguments.scratch, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -34,8 +34,7 @@ async def isolation() -> Finding:
 def _finding(info: HostInfo) -> Finding:
     level = f"{info.isolation} ({info.variant})" if info.variant else info.isolation
     lacking = f"; cannot limit {', '.join(info.missing)}" if info.missing else ""
-    helper = "" if info.helper == "compiled" else f"; helper: {info.helper}"
-    detail = f"{level}: {info.isolation_reason}{lacking}{helper}"
+    detail = f"{level}: {info.isolation_reason}{lacking}"
     if not info.rejected:
         return Finding("isolation", "limited" if info.missing else "ok", detail)
     better, why = info.rejected[0]
@@ -55,12 +54,19 @@ async def python() -> Finding:
 
 
 async def compiler() -> Finding:
-    """A C compiler builds the slot server's helper."""
-    for name in ("cc", "gcc", "clang"):
-        if path := shutil.which(name):
-            return Finding("compiler", "ok", path)
+    """Where no wheel brought the slot server's helper, a C compiler has to build it."""
+    from sandbox_pool.server.build.helper_build import WHAT_TO_INSTALL, compilers, find_helper
+
+    machine = platform.machine()
+    if helper := find_helper(machine):
+        return Finding("compiler", "ok", f"not needed: the slot helper is there, {helper}")
+    if commands := compilers(machine):
+        return Finding("compiler", "ok", shlex.join(commands[0]))
     return Finding(
-        "compiler", "limited", "no C compiler: slots are made from Python, slower", "apt-get install gcc libc6-dev"
+        "compiler",
+        "broken",
+        f"none, and it has to build the slot helper for {machine}",
+        WHAT_TO_INSTALL,
     )
 
 

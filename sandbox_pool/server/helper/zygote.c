@@ -182,7 +182,7 @@ static void handle(int control, struct message *request) {
     const char *op = message_op(request);
     if (!strcmp(op, "create")) create_slot(control, request);
     else if (!strcmp(op, "kill")) {
-        /* Only a child that was not reaped yet can be meant: its number can not have been given to another. */
+        /* Only a child that was not reaped yet can be meant: its number cannot have been given to another. */
         pid_t pid = (pid_t)message_number(request, "pid", 0);
         if (pid > 1 && waitid(P_PID, (id_t)pid, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0) kill(pid, SIGKILL);
     } else if (!strcmp(op, "file")) start_worker(control, request);

@@ -1,7 +1,7 @@
 """The layer over the host's own root that hides everything a task has no business with.
 
 When a spec names no image, the slot's root is the host's, read-only below its own layer. Programs and libraries stay
-visible; home directories, scratch space, logs, sockets and files that ordinary users of the host can not read do not.
+visible; home directories, scratch space, logs, sockets and files that ordinary users of the host cannot read do not.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import platform
 import select
 import sys
 import termios
@@ -52,7 +53,6 @@ def _write_and_exit(terminal: int) -> None:
     os._exit(0)
 
 
-HELPER_NAME = "slot-helper"
 PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
 PROBE_TIMEOUT_S = 15.0
 
@@ -60,14 +60,11 @@ PROBE_TIMEOUT_S = 15.0
 class Host:
     """The chosen level with what is needed to build slots at it."""
 
-    def __init__(
-        self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]], helper: str
-    ) -> None:
+    def __init__(self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]]) -> None:
         self.zygote = zygote
         self.level = level
         self.builder = builder
         self.rejected = rejected
-        self.helper = helper
         self.on_lost: Callable[[], None] = lambda: None
 
     def facts(self) -> dict[str, Any]:
@@ -81,7 +78,6 @@ class Host:
                 *missing_limits(self.level, self.builder.cgroups),
                 *(() if controlling_terminal_works() else ("tty",)),
             ],
-            "helper": self.helper,
         }
 
 
@@ -93,7 +89,7 @@ def _reason(level: Level, rejected: Sequence[tuple[str, str]]) -> str:
 
 
 def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
-    """Promises of a spec that can not be kept here."""
+    """Promises of a spec that cannot be kept here."""
     missing = list(cgroups.missing)
     if "pids" in missing and (level.user_ns or (level.own_uid and os.geteuid() == 0)):
         missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
@@ -105,27 +101,22 @@ def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
     return missing
 
 
-def helper_command(scratch: str) -> tuple[list[str], str]:
-    """How to start the helper, and its kind: the compiled one when this file carries it, else Python."""
-    data = _carried_helper()
-    if data:
-        path = os.path.join(scratch, "helper")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        return [path], "compiled"
-    return [sys.executable, "-E", "-s", sys.argv[0], "--python-helper"], "python"
-
-
-def _carried_helper() -> bytes:
-    archive = sys.argv[0]
-    if not zipfile.is_zipfile(archive):
-        return b""
-    with zipfile.ZipFile(archive) as packed:
-        for name in packed.namelist():
-            if name.endswith("/" + HELPER_NAME):
-                return packed.read(name)
-    return b""
+def unpack_helper(scratch: str) -> str:
+    """Put the helper that the packed server carries for this machine into the scratch directory; returns its path."""
+    machine, path = platform.machine(), os.path.join(scratch, "helper")
+    try:
+        with zipfile.ZipFile(sys.argv[0]) as packed:
+            carried = [name for name in packed.namelist() if name.endswith(f"/slot-helper-{machine}")]
+            data = packed.read(carried[0])
+    except IndexError:
+        raise SlotError(
+            "refused",
+            f"this slot server carries no helper for {machine}: install hermes-rl from its wheel, or in a checkout run"
+            " `make helpers`",
+        ) from None
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
+        file.write(data)
+    return path
 
 
 def _prepare(scratch: str) -> Place:
@@ -141,9 +132,8 @@ async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
     place = _prepare(scratch)
     cgroups = Cgroups(scratch)
     cgroups.setup()
-    command, kind = helper_command(scratch)
     found: list[Host] = []
-    zygote = Zygote(command, os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    zygote = Zygote([unpack_helper(scratch)], os.path.join(scratch, "run"), lambda: _tell_lost(found))
     rejected: list[tuple[str, str]] = []
     for level in candidates(forced):
         if RANK[level.name] < RANK[minimum]:
@@ -151,7 +141,7 @@ async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
         builder = Builder(zygote, level, place, cgroups)
         problem = await _probe(builder)
         if problem is None:
-            host = Host(zygote, level, builder, rejected, kind)
+            host = Host(zygote, level, builder, rejected)
             found.append(host)
             return host
         rejected.append((level.label, problem))

@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Frames in; what is no frame ends the connection."""
+        """Anything but a frame ends the connection."""
         try:
             for header, body in self._decoder.feed(data):
                 if self.authenticated:

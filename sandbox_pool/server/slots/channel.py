@@ -35,7 +35,7 @@ class Message:
 
 
 def encode_fields(fields: Fields) -> bytes:
-    """`NUL key=value` for each field. Values can not hold NUL."""
+    """`NUL key=value` for each field. Values cannot hold NUL."""
     parts = []
     for key, value in fields:
         data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")

@@ -258,7 +258,7 @@ class Instance:
 
 
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Variables for one command; a name bash can not hold is the caller's mistake."""
+    """Variables for one command; a name bash cannot hold is the caller's mistake."""
     for name in env or {}:
         if not shell.valid_env_name(name):
             raise SlotError("refused", f"not a name for an environment variable: {name!r}")

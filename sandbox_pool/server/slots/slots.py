@@ -1,4 +1,4 @@
-"""Slots and their life: free -> leased -> resetting -> free, or quarantined when a reset can not prove itself."""
+"""Slots and their life: free -> leased -> resetting -> free, or quarantined when a reset cannot prove itself."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Slots:
         slot.task_id = ""
 
     async def release(self, index: int, epoch: int) -> dict[str, Any]:
-        """Reset: kill, drop the layer, build anew, and prove it. A slot that can not prove it is never leased again."""
+        """Reset: kill, drop the layer, build anew, and prove it. A slot that cannot prove it is never leased again."""
         slot = self.get(index, epoch)
         started = time.monotonic()
         slot.state = "resetting"
