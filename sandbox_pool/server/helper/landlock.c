@@ -24,7 +24,7 @@ struct ruleset {
     uint64_t handled_files, handled_network, scoped;
 };
 
-int landlock_abi(void) {
+static int landlock_abi(void) {
     long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, CREATE_RULESET_VERSION);
     return abi < 0 ? 0 : (int)abi;
 }

@@ -70,7 +70,7 @@ static int join_cgroups(pid_t pid) {
     return 0;
 }
 
-/* Read-only layers shown with the slot's own user ids: root's files are root's inside, and nobody's right outside. */
+/* Read-only layers shown with the slot's own user ids: root's files are root's inside, and give no right outside. */
 static int clone_layers(pid_t pid, int *fds, int *n_fds) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/ns/user", pid);

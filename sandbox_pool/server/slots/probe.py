@@ -15,44 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..faults import SlotError
-from ..slots.slots import Builder
-from ..slots.zygote import BuildError, Zygote
-from .cgroups import Cgroups
-from .layers import make_layers_dir
-from .levels import RANK, Level, Place, candidates, choose_uids
-from .mask import build_mask
+from ..isolation.cgroups import Cgroups
+from ..isolation.layers import make_layers_dir
+from ..isolation.levels import RANK, Level, Place, candidates, choose_uids
+from ..isolation.mask import build_mask
+from .slots import Builder
+from .zygote import BuildError, Zygote
 
-WAIT_S = 2.0
-
-
-def controlling_terminal_works() -> bool:
-    """Found by writing to it from a process that has a new terminal."""
-    try:
-        ours, theirs = os.openpty()
-    except OSError:
-        return False
-    pid = os.fork()
-    if pid == 0:
-        _write_and_exit(theirs)
-    os.close(theirs)
-    try:
-        arrived, _, _ = select.select([ours], [], [], WAIT_S)
-        return bool(arrived) and os.read(ours, 1) == b"!"
-    except OSError:  # the other side was closed, and nothing had been written
-        return False
-    finally:
-        os.close(ours)
-        os.waitpid(pid, 0)
-
-
-def _write_and_exit(terminal: int) -> None:
-    with contextlib.suppress(OSError):
-        os.setsid()
-        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-        os.write(os.open("/dev/tty", os.O_RDWR), b"!")
-    os._exit(0)
-
-
+TERMINAL_WAIT_S = 2.0
 PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
 PROBE_TIMEOUT_S = 15.0
 
@@ -99,6 +69,34 @@ def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
     if level.landlock and os.geteuid() != 0:
         missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
     return missing
+
+
+def controlling_terminal_works() -> bool:
+    """Found by writing to it from a process that has a new terminal."""
+    try:
+        ours, theirs = os.openpty()
+    except OSError:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        _write_and_exit(theirs)
+    os.close(theirs)
+    try:
+        arrived, _, _ = select.select([ours], [], [], TERMINAL_WAIT_S)
+        return bool(arrived) and os.read(ours, 1) == b"!"
+    except OSError:  # the other side was closed, and nothing had been written
+        return False
+    finally:
+        os.close(ours)
+        os.waitpid(pid, 0)
+
+
+def _write_and_exit(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        os.write(os.open("/dev/tty", os.O_RDWR), b"!")
+    os._exit(0)
 
 
 def unpack_helper(scratch: str) -> str:
