@@ -102,18 +102,13 @@ def _write_and_exit(terminal: int) -> None:
 def unpack_helper(scratch: str) -> str:
     """Put the helper that the packed server carries for this machine into the scratch directory; returns its path."""
     machine, path = platform.machine(), os.path.join(scratch, "helper")
-    try:
-        with zipfile.ZipFile(sys.argv[0]) as packed:
-            carried = [name for name in packed.namelist() if name.endswith(f"/slot-helper-{machine}")]
-            data = packed.read(carried[0])
-    except IndexError:
-        raise SlotError(
-            "refused",
-            f"this slot server carries no helper for {machine}: install hermes-rl from its wheel, or in a checkout run"
-            " `make helpers`",
-        ) from None
+    with zipfile.ZipFile(sys.argv[0]) as packed:
+        carried = [packed.read(name) for name in packed.namelist() if name.endswith(f"/slot-helper-{machine}")]
+    if not carried:
+        fix = "install hermes-rl from its wheel, or run `make helpers` in its checkout"
+        raise SlotError("refused", f"this slot server carries no helper for {machine}: {fix}")
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
-        file.write(data)
+        file.write(carried[0])
     return path
 
 
