@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from sandbox_pool.server.build.helper_build import MACHINES
 # A cross compiler builds its C library first.
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def tracked(*folders):
 
 def test_it_contains_every_tracked_file_of_the_rooms_and_the_configs(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    missing = [n for n in tracked("environments", "agent_loop", "tool_parsers", "sandbox_pool") if n not in names]
+    missing = [n for n in tracked(*PACKAGES) if n not in names]
     assert missing == []
     missing = [n for n in tracked("configs") if f"environments/{n}" not in names]
     assert missing == []
@@ -60,10 +63,7 @@ def test_it_contains_every_tracked_file_of_the_rooms_and_the_configs(wheel):
 
 def test_it_contains_no_tests_and_no_scratch(wheel):
     for name in zipfile.ZipFile(wheel).namelist():
-        assert (
-            name.split("/")[0] in {"environments", "agent_loop", "tool_parsers", "sandbox_pool"}
-            or ".dist-info/" in name
-        )
+        assert name.split("/")[0] in PACKAGES or ".dist-info/" in name
         assert "__pycache__" not in name
 
 
