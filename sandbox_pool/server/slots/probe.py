@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import platform
 import select
 import sys
 import termios
@@ -14,14 +15,60 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..faults import SlotError
-from ..slots.slots import Builder
-from ..slots.zygote import BuildError, Zygote
-from .cgroups import Cgroups
-from .layers import make_layers_dir
-from .levels import RANK, Level, Place, candidates, choose_uids
-from .mask import build_mask
+from ..isolation.cgroups import Cgroups
+from ..isolation.layers import make_layers_dir
+from ..isolation.levels import RANK, Level, Place, candidates, choose_uids
+from ..isolation.mask import build_mask
+from .slots import Builder
+from .zygote import BuildError, Zygote
 
-WAIT_S = 2.0
+TERMINAL_WAIT_S = 2.0
+PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
+PROBE_TIMEOUT_S = 15.0
+
+
+class Host:
+    """The chosen level with what is needed to build slots at it."""
+
+    def __init__(self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]]) -> None:
+        self.zygote = zygote
+        self.level = level
+        self.builder = builder
+        self.rejected = rejected
+        self.on_lost: Callable[[], None] = lambda: None
+
+    def facts(self) -> dict[str, Any]:
+        """How slots are isolated here, for every client to see."""
+        return {
+            "isolation": self.level.name,
+            "variant": self.level.variant,
+            "isolation_reason": _reason(self.level, self.rejected),
+            "rejected": self.rejected,
+            "missing": [
+                *missing_limits(self.level, self.builder.cgroups),
+                *(() if controlling_terminal_works() else ("tty",)),
+            ],
+        }
+
+
+def _reason(level: Level, rejected: Sequence[tuple[str, str]]) -> str:
+    text = f"a slot was built and probed at level {level.label}"
+    if rejected:
+        text += "; stronger levels refused: " + ", ".join(f"{name} ({why})" for name, why in rejected)
+    return text
+
+
+def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
+    """Promises of a spec that cannot be kept here."""
+    missing = list(cgroups.missing)
+    if "pids" in missing and (level.user_ns or (level.own_uid and os.geteuid() == 0)):
+        missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
+    if not level.namespaces:
+        missing += ["disk"]
+        missing += ["loopback"] if level.landlock else ["network"]
+    if level.landlock and os.geteuid() != 0:
+        missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
+    return missing
 
 
 def controlling_terminal_works() -> bool:
@@ -35,7 +82,7 @@ def controlling_terminal_works() -> bool:
         _write_and_exit(theirs)
     os.close(theirs)
     try:
-        arrived, _, _ = select.select([ours], [], [], WAIT_S)
+        arrived, _, _ = select.select([ours], [], [], TERMINAL_WAIT_S)
         return bool(arrived) and os.read(ours, 1) == b"!"
     except OSError:  # the other side was closed, and nothing had been written
         return False
@@ -52,80 +99,17 @@ def _write_and_exit(terminal: int) -> None:
     os._exit(0)
 
 
-HELPER_NAME = "slot-helper"
-PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
-PROBE_TIMEOUT_S = 15.0
-
-
-class Host:
-    """The chosen level with what is needed to build slots at it."""
-
-    def __init__(
-        self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]], helper: str
-    ) -> None:
-        self.zygote = zygote
-        self.level = level
-        self.builder = builder
-        self.rejected = rejected
-        self.helper = helper
-        self.on_lost: Callable[[], None] = lambda: None
-
-    def facts(self) -> dict[str, Any]:
-        """How slots are isolated here, for every client to see."""
-        return {
-            "isolation": self.level.name,
-            "variant": self.level.variant,
-            "isolation_reason": _reason(self.level, self.rejected),
-            "rejected": self.rejected,
-            "missing": [
-                *missing_limits(self.level, self.builder.cgroups),
-                *(() if controlling_terminal_works() else ("tty",)),
-            ],
-            "helper": self.helper,
-        }
-
-
-def _reason(level: Level, rejected: Sequence[tuple[str, str]]) -> str:
-    text = f"a slot was built and probed at level {level.label}"
-    if rejected:
-        text += "; stronger levels refused: " + ", ".join(f"{name} ({why})" for name, why in rejected)
-    return text
-
-
-def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
-    """Promises of a spec that can not be kept here."""
-    missing = list(cgroups.missing)
-    if "pids" in missing and (level.user_ns or (level.own_uid and os.geteuid() == 0)):
-        missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
-    if not level.namespaces:
-        missing += ["disk"]
-        missing += ["loopback"] if level.landlock else ["network"]
-    if level.landlock and os.geteuid() != 0:
-        missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
-    return missing
-
-
-def helper_command(scratch: str) -> tuple[list[str], str]:
-    """How to start the helper, and its kind: the compiled one when this file carries it, else Python."""
-    data = _carried_helper()
-    if data:
-        path = os.path.join(scratch, "helper")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        return [path], "compiled"
-    return [sys.executable, "-E", "-s", sys.argv[0], "--python-helper"], "python"
-
-
-def _carried_helper() -> bytes:
-    archive = sys.argv[0]
-    if not zipfile.is_zipfile(archive):
-        return b""
-    with zipfile.ZipFile(archive) as packed:
-        for name in packed.namelist():
-            if name.endswith("/" + HELPER_NAME):
-                return packed.read(name)
-    return b""
+def unpack_helper(scratch: str) -> str:
+    """Put the helper that the packed server carries for this machine into the scratch directory; returns its path."""
+    machine, path = platform.machine(), os.path.join(scratch, "helper")
+    with zipfile.ZipFile(sys.argv[0]) as packed:
+        carried = [packed.read(name) for name in packed.namelist() if name.endswith(f"/slot-helper-{machine}")]
+    if not carried:
+        fix = "install hermes-rl from its wheel, or run `make helpers` in its checkout"
+        raise SlotError("refused", f"this slot server carries no helper for {machine}: {fix}")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
+        file.write(carried[0])
+    return path
 
 
 def _prepare(scratch: str) -> Place:
@@ -141,9 +125,8 @@ async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
     place = _prepare(scratch)
     cgroups = Cgroups(scratch)
     cgroups.setup()
-    command, kind = helper_command(scratch)
     found: list[Host] = []
-    zygote = Zygote(command, os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    zygote = Zygote([unpack_helper(scratch)], os.path.join(scratch, "run"), lambda: _tell_lost(found))
     rejected: list[tuple[str, str]] = []
     for level in candidates(forced):
         if RANK[level.name] < RANK[minimum]:
@@ -151,7 +134,7 @@ async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
         builder = Builder(zygote, level, place, cgroups)
         problem = await _probe(builder)
         if problem is None:
-            host = Host(zygote, level, builder, rejected, kind)
+            host = Host(zygote, level, builder, rejected)
             found.append(host)
             return host
         rejected.append((level.label, problem))
