@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("hermes_rl", "environments", "agent_loop", "tool_parsers", "sandbox_pool")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def tracked(*folders):
 
 def test_it_contains_every_tracked_file_of_the_rooms_and_the_configs(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    missing = [n for n in tracked("environments", "agent_loop", "tool_parsers", "sandbox_pool") if n not in names]
+    missing = [n for n in tracked(*PACKAGES) if n not in names]
     assert missing == []
     missing = [n for n in tracked("configs") if f"environments/{n}" not in names]
     assert missing == []
@@ -52,10 +53,7 @@ def test_it_contains_every_tracked_file_of_the_rooms_and_the_configs(wheel):
 
 def test_it_contains_no_tests_and_no_scratch(wheel):
     for name in zipfile.ZipFile(wheel).namelist():
-        assert (
-            name.split("/")[0] in {"environments", "agent_loop", "tool_parsers", "sandbox_pool"}
-            or ".dist-info/" in name
-        )
+        assert name.split("/")[0] in PACKAGES or ".dist-info/" in name
         assert "__pycache__" not in name
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agent_loop.records.against import Confirmation, confirm
 from agent_loop.records.record import RolloutRecord
-from agent_loop.records.verify import Report, verify_lines
+from agent_loop.records.verify import Report, verify
 from environments.apps.demo.players import Player, demo_tasks, real_player, scripted_players
 from environments.apps.demo.table import Board, final_table, pool_line, verdict_lines
 from environments.config.settings import ServerConfig
@@ -54,7 +54,7 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
         rollouts, page = await asyncio.to_thread(_store, plan.out, records)
         console.print(final_table(records))
         console.print(pool_line(pool.metrics.summary(), records))
-        report = verify_lines(rollouts.read_bytes().splitlines())
+        report = verify(rollouts.read_bytes().splitlines())
         confirmation = await _ask_again(players, records)
         for line in verdict_lines(report, confirmation, rollouts, page):
             console.print(line, markup=False)
