@@ -1,7 +1,7 @@
 """Reward = verifier score plus shaping. Every component is kept by name, and they always add up to the total.
 
 The sum of all shaping is clipped to `shaping_bounds`. With the default bounds and a verifier that says 0 or 1, no
-shaping can lift a failed rollout above a solved one. What is known about each recipe is written in REWARDS.md.
+shaping can lift a failed rollout above a solved one. docs/reference/rewards.md says what is known of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from environments.scoring.reward_terms import TERMS, Term
 from sandbox_pool.errors import did_you_mean
@@ -50,7 +50,7 @@ class RewardConfig(BaseModel):
     """From this verifier score on a rollout counts as solved for terms with `when`."""
     shaping_bounds: tuple[float, float] = (-0.4, 0.4)
     """The sum of all terms is clipped to this range."""
-    terms: dict[str, Term] = Field(default_factory=dict)
+    terms: dict[str, SerializeAsAny[Term]] = Field(default_factory=dict)
     """Term name -> its settings."""
     metric_names: dict[str, str] = Field(default_factory=dict)
     """Metric as a term calls it -> metric as the loop calls it, where the two differ."""
