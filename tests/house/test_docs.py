@@ -15,6 +15,8 @@ import yaml
 
 from environments.config.settings import HermesAgentEnvConfig, RunConfig
 from hermes_rl import RolloutRecord, load_environment
+from sandbox_pool.config import LEVELS, rank
+from sandbox_pool.conformance.runner import STRONGEST_WITHOUT
 from support.doc_pages import FOLDER, PAGES
 from support.markdown_pages import Block, anchors, blocks, links
 
@@ -117,6 +119,13 @@ def check_settings(block: Block, folder: Path) -> None:
     config = {**data, "environment": "terminal_tasks"}  # settings of `env` in a page are everybody's or this one's
     (folder / "block.yaml").write_text(yaml.safe_dump(config))
     load_environment(folder / "block.yaml")
+
+
+def test_security_says_what_each_level_promises() -> None:
+    rows = [line.split("|")[1:-1] for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("| `")]
+    said = {row[0].split("`")[1]: [word.strip().startswith("yes") for word in row[1:]] for row in rows if len(row) == 5}
+    lacking = {need: rank(level) for need, (level, _) in STRONGEST_WITHOUT.items()}
+    assert said == {need: [rank(level) < worst for level in LEVELS] for need, worst in lacking.items()}
 
 
 @pytest.mark.parametrize("page", PAGES)
