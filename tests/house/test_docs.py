@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from support.doc_pages import FOLDER, PAGES
 from support.markdown_pages import Block, anchors, blocks, links
 
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("environments", "agent_loop", "tool_parsers", "sandbox_pool")
 LANGUAGES = {"", "bash", "python", "yaml", "json", "mermaid"}
 
 
@@ -119,6 +121,22 @@ def check_settings(block: Block, folder: Path) -> None:
     config = {**data, "environment": "terminal_tasks"}  # settings of `env` in a page are everybody's or this one's
     (folder / "block.yaml").write_text(yaml.safe_dump(config))
     load_environment(folder / "block.yaml")
+
+
+def test_the_folders_of_architecture_are_those_that_are_there() -> None:
+    drawn = (ROOT / "ARCHITECTURE.md").read_text().partition("## The house\n")[2].partition("\nImports point")[0]
+    named: set[str] = set()
+    above: dict[int, str] = {}
+    for line in filter(None, drawn.splitlines()):
+        names = re.match(r" +((?:\w+/,? ?)+)", line)
+        assert names is not None, line
+        depth = (len(line) - len(line.lstrip())) // 2
+        for folder in names[1].replace(",", " ").split():
+            above[depth] = above.get(depth - 1, "") + folder if depth > 2 else folder
+            named.add(above[depth])
+    assert [folder for folder in sorted(named) if not (ROOT / folder).is_dir()] == []
+    packages = {f"{path.parent.relative_to(ROOT)}/" for room in ROOMS for path in (ROOT / room).glob("*/__init__.py")}
+    assert sorted(packages - named - {"tool_parsers/formats/", "tool_parsers/readers/"}) == []
 
 
 def test_security_says_what_each_level_promises() -> None:
