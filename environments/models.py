@@ -8,16 +8,17 @@ server's cache.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import logging
 import os
 import ssl
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from agent_loop.local_models.standin import StandIn, chatml_tokenizer, named_policy
+from agent_loop.local_models.standin import Policy, StandIn, chatml_tokenizer, named_policy
 from agent_loop.local_models.standin.chatml import chatml_template
 from agent_loop.local_models.standin.solver import solver
 from agent_loop.model.backends import TokenBackend, VllmBackend, connect
@@ -139,10 +140,24 @@ class ModelOpener:
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
         options = dict(server.options)
-        name = str(options.pop("policy", "solver"))
-        policy = solver(self._solutions) if name == "solver" else named_policy(name)
+        policy = self._policy(options.pop("policy", "solver"))
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
+
+    def _policy(self, wanted: Any) -> Policy:
+        """A scripted policy: a function, `module:function`, or one of ours by name."""
+        if callable(wanted):
+            return cast("Policy", wanted)
+        name = str(wanted)
+        if name == "solver":
+            return solver(self._solutions)
+        module_name, _, function = name.partition(":")
+        if not function:
+            return named_policy(name)
+        try:
+            return cast("Policy", getattr(importlib.import_module(module_name), function))
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"openai.options.policy {name!r} cannot be imported: {error}") from error
 
     async def _cpu_model(self, server: ServerConfig) -> ModelServer:
         from agent_loop.local_models.cpu_model import CpuModel
@@ -158,6 +173,16 @@ class ModelOpener:
         if server.api_key_env not in self._environ:
             raise ConfigError(f"openai.api_key_env names {server.api_key_env}, which is not set")
         return self._environ[server.api_key_env]
+
+
+@asynccontextmanager
+async def open_model(
+    server: ServerConfig | None = None, *, tokenizer_name: str = "", parser: str = "hermes"
+) -> AsyncIterator[ModelServer]:
+    """A model for a `HermesAgentLoop`, with exact tokens where its server gives them; by default a stand-in."""
+    async with AsyncExitStack() as stack:
+        opener = ModelOpener(stack, parser, tokenizer_name)
+        yield await opener.open([server or ServerConfig(server_type="standin")])
 
 
 def load_tokenizer(name: str) -> Any:

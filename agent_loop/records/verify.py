@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
@@ -250,9 +252,10 @@ def read_records(lines: Iterable[bytes]) -> Iterator[tuple[int, RolloutRecord]]:
             raise ValueError(f"line {number}: {error}") from error
 
 
-def verify_lines(lines: Iterable[bytes]) -> Report:
-    """Check every rollout of a file."""
+def verify(source: str | Path | Iterable[bytes]) -> Report:
+    """Check every rollout of a rollouts.jsonl, given by its path or as lines."""
     report = Report()
-    for number, record in read_records(lines):
-        report.add(record, number)
+    with nullcontext(source) if not isinstance(source, str | Path) else Path(source).open("rb") as lines:
+        for number, record in read_records(lines):
+            report.add(record, number)
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,17 @@ async def test_the_standin_starts_by_itself() -> None:
     turn, segments = await ask(ServerConfig(server_type="standin", options={"policy": "looping"}))
     assert turn.calls[0].arguments == {"command": "ls"}
     assert segments == 1
+
+
+@pytest.mark.parametrize("policy", [right, "support.env_tasks:right"])
+async def test_the_standin_plays_a_policy_of_ones_own(policy: Any) -> None:
+    turn, _ = await ask(ServerConfig(server_type="standin", options={"policy": policy}))
+    assert [call.name for call in turn.calls] == ["terminal"]
+
+
+async def test_a_policy_that_cannot_be_imported_is_a_mistake_of_the_settings() -> None:
+    with pytest.raises(ConfigError, match="wrogn' cannot be imported"):
+        await ask(ServerConfig(server_type="standin", options={"policy": "support.env_tasks:wrogn"}))
 
 
 async def test_rollouts_stay_on_one_of_several_servers() -> None:
