@@ -177,8 +177,9 @@ async def way_of_a_group() -> list[str]:
             settings = ServedEnv(Path(folder), "finite", api.url, standin.url, items=1).path
             env = load_environment(settings)
             await env.open_up()
-            with way:
-                await env.env_manager()
+            async with env._stack.pop_all():  # pool and model are closed afterwards, off the way
+                with way:
+                    await env.env_manager()
         await asyncio.to_thread(trainer.pull_until, 1)
     return sorted(way.files)
 

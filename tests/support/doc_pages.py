@@ -225,12 +225,10 @@ def flags_table(parser: argparse.ArgumentParser) -> str:
 
 def commands_page() -> str:
     parts = [COMMANDS]
-    for name in cli.VERBS:
+    for name, line in cli.VERBS.items():
         verb = cli.load_verb(name)
         parser = dict(subcommands(cli.build_parser([name])))[name]
-        parts.append(
-            f"\n## {name}\n\n{verb.HELP[0].upper()}{verb.HELP[1:]}.\n\n    {verb.EXAMPLE}\n\n{flags_table(parser)}"
-        )
+        parts.append(f"\n## {name}\n\n{line[0].upper()}{line[1:]}.\n\n    {verb.EXAMPLE}\n\n{flags_table(parser)}")
         for action, inner in subcommands(parser):
             parts.append(f"\n### {name} {action}\n\n{flags_table(inner)}")
     return "".join(parts)
