@@ -25,8 +25,7 @@ from pydantic_core import PydanticUndefined
 from agent_loop.limits import Limits
 from agent_loop.model.contract import Sampling, Segment
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord, SampledCall
-from agent_loop.records.result import AgentResult, ToolCallRecord, ToolError, TurnRecord
+from agent_loop.records.record import AgentResult, RolloutRecord, SampledCall, ToolCallRecord, ToolError, TurnRecord
 from agent_loop.turn.runtime import ToolStatus
 from environments.apps.cli import main as cli
 from environments.code_tasks.code_env import CodeTasksConfig
