@@ -28,6 +28,7 @@ from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
 from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
+from environments.errors import RunFailed
 from environments.runs.store import write_whole
 
 RECENT = 5
@@ -66,7 +67,7 @@ SERVE_ENDS_FIRST_S = 5.0
 """The environment may end this long before the trainer reports that it has taken the last batch."""
 
 
-class LearnFailed(Exception):
+class LearnFailed(RunFailed):
     """A process of the run failed; one sentence says which, and its last message."""
 
 
