@@ -171,7 +171,10 @@ class HermesAgentBaseEnv(AtroposEnv):
         if self.pool is None:
             from sandbox_pool import SlotPool
 
-            self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
+            try:
+                self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
+            except ValueError as error:
+                raise ConfigError(f"env.pool: {error}") from error
         if self.model is None:
             self.model = await self._open_model()
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
-
-from sandbox_pool.errors import SandboxError
 
 BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -63,8 +60,8 @@ def run_command(name: str, work: Callable[[], int]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output went away (`hermes-rl ... | head`): nothing to report, nobody to report it to.
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, _ignoring_closed():
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else Python tries to flush it again at its end
         return READER_GONE
     except KeyboardInterrupt:
         return _say(name, "interrupted", INTERRUPTED)
@@ -78,14 +75,6 @@ def run_command(name: str, work: Callable[[], int]) -> int:
     return code
 
 
-@contextmanager
-def _ignoring_closed() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError):
-        pass
-
-
 def _say(name: str, sentence: str, code: int) -> int:
     sys.stderr.write(f"{name}: {' '.join(sentence.split())}\n")
     return code
@@ -95,6 +84,11 @@ def expected_fault(error: Exception) -> str | None:
     """What a user can read about a fault that they or their machine caused; None for a bug."""
     if isinstance(error, UsageError):
         return str(error)
+    # Imported here: a command that works needs none of it, and `check_packages` comes before the first of our packages.
+    import sqlite3
+
+    from sandbox_pool.errors import SandboxError
+
     if isinstance(error, SandboxError):
         return f"no sandbox: {error}"
     if isinstance(error, sqlite3.DatabaseError):
@@ -105,14 +99,15 @@ def expected_fault(error: Exception) -> str | None:
 
 
 def _named_faults() -> tuple[type[Exception], ...]:
-    """Faults that packages below this one raise by name. Imported here: a command that works never needs them."""
+    """Faults that other packages raise by name."""
     from agent_loop.local_models.cpu_model.llama_server import CpuModelError
     from agent_loop.local_models.cpu_model.weights import CpuModelMissing
     from agent_loop.model.contract import ModelError
     from agent_loop.tools.tool import ToolsetError
+    from environments.code_tasks.datasets import DatasetUnavailable
     from tool_parsers import UnknownParser
 
-    return (CpuModelError, CpuModelMissing, ModelError, ToolsetError, UnknownParser)
+    return (DatasetUnavailable, CpuModelError, CpuModelMissing, ModelError, ToolsetError, UnknownParser)
 
 
 def _of_the_system(error: OSError) -> str | None:

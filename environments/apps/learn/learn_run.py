@@ -286,7 +286,9 @@ class LearnRun:
     async def _end(self, why: str) -> None:
         await self._write_report()
         folder = self._folder
-        lines = [why, verdict(folder.entries), f"curves and examples: {folder.report}"]
+        lines = [why, verdict(folder.entries)]
+        if folder.report.exists():
+            lines.append(f"curves and examples: {folder.report}")
         if folder.saved_step:
             lines.append(f"use the weights: hermes-rl evaluate --adapter {folder.path / 'adapter.gguf'}")
         self._display.end([line for line in lines if line])
