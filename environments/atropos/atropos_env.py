@@ -28,6 +28,7 @@ from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
 from environments.atropos.stops import Stop
+from environments.errors import ConfigError
 from environments.runs.store import write_whole
 
 log = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             info = await api.trainer_info()
             self.config.batch_size, self.max_token_len = info.batch_size, info.max_token_len
             if problem := batch_problem(self.config.group_size, info.batch_size):
-                raise ValueError(problem)
+                raise ConfigError(f"env.group_size does not fit the trainer: {problem}")
             return Pace(
                 group_size=self.config.group_size,
                 batch_size=info.batch_size,

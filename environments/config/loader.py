@@ -151,6 +151,25 @@ def _taken_for_numbers(data: Any, loaded: Any, at: KeyPath = ()) -> Iterator[Key
             yield from _taken_for_numbers(value, inner, (*at, index))
 
 
+class Origins:
+    """Where the settings of a loaded config come from."""
+
+    def __init__(self, source: str | Path, flags: Sequence[str]) -> None:
+        self._file = read_yaml(find_config(source))
+        self._flags = parse_flags(flags)
+
+    def of(self, path: KeyPath) -> str:
+        """`flag --name`, `file:line`, or `default`."""
+        if any(_starts_with(path, flag.path) or _starts_with(flag.path, path) for flag in self._flags):
+            return _where(path, self._file, self._flags)
+        nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in self._file.lines), None)
+        # A value in the file may stand for several settings; a section in it says nothing of those it leaves out.
+        is_section = any(
+            len(other) > len(nearest or ()) and _starts_with(other, nearest or ()) for other in self._file.lines
+        )
+        return self._file.where(path) if nearest == path or (nearest is not None and not is_section) else "default"
+
+
 def _validate(model: type[Model], data: dict[str, Any], file: YamlFile, flags: list[Flag]) -> Model:
     try:
         return model.model_validate(data)

@@ -1,11 +1,9 @@
 """Every bad input is answered with one sentence and exit code 2, and nothing is half-done."""
 
-import json
 import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +27,7 @@ ROWS = {
     "process terminal_task": "did you mean 'terminal_tasks'?",
     "process afolder": "afolder is a folder",
     "process list.yaml": "list.yaml:1: a config is a mapping",
-    "process broken.yaml": "broken.yaml:2: not valid YAML",
+    "process broken.yaml": "broken.yaml:3: not valid YAML",
     "process twice.yaml": "twice.yaml:3: 'env' is set twice, first in line 2",
     "process binary.yaml": "cannot read binary.yaml",
     "process empty.yaml": "`environment` is missing",
@@ -53,7 +51,7 @@ ROWS = {
     "process terminal_tasks --env.system_prompt --out o": "flag --env.system_prompt: it needs a value",
     "process terminal_tasks --env.grup_size 4": "unknown key 'grup_size' in 'env'; did you mean 'group_size'?",
     "process terminal_tasks --envv.group_size 4": "unknown key 'envv'; did you mean 'env'?",
-    "process terminal_tasks --env.group_size.x 4": "flag --env.group_size.x: ",
+    "process terminal_tasks --env.group_size.x 4": "--env.group_size.x: 'x' cannot be set below a single value",
     "process terminal_tasks --openai.2.base_url x": "flag --openai.2.base_url: ",
     # Settings of an environment
     "process terminal_tasks --env.group_size 0": "greater than or equal to 1 (got 0)",
@@ -66,10 +64,12 @@ ROWS = {
     "process terminal_tasks --env.total_steps 0": "env.total_steps is 0: process needs to know",
     "process terminal_tasks --env.max_token_length 0": "greater than 0 (got 0)",
     "process terminal_tasks --env.max_token_length -5": "greater than 0 (got -5)",
-    "process terminal_tasks --env.max_token_length 1e20": "less than or equal to 100000000",
+    "process terminal_tasks --env.max_token_length 1e20": "valid integer",
+    "process terminal_tasks --env.max_token_length 1.0e+20": "exceeded maximum size (got 1e+20)",
+    "process terminal_tasks --env.max_token_length 200000000": "less than or equal to 100000000",
     "process terminal_tasks --env.max_tokens_per_turn 0": "greater than 0 (got 0)",
     "process terminal_tasks --env.max_token_length 4096 --env.max_tokens_per_turn 4096": "leaves no room for a prompt",
-    "process terminal_tasks --env.max_context_tokens 0": "greater than 0 (got 0)",
+    "process terminal_tasks --env.max_context_tokens 0": "greater than 0",
     "process terminal_tasks --env.max_agent_turns 0": "greater than or equal to 1 (got 0)",
     "process terminal_tasks --env.limits.max_turns 3": "set `max_agent_turns`",
     "process terminal_tasks --env.limits.max_turn 3": "did you mean 'max_turns'?",
@@ -136,13 +136,13 @@ ROWS = {
     "process terminal_tasks --openai.base_url notaurl": "is not an address like http://",
     "process terminal_tasks --openai.base_ulr http://x": "did you mean 'base_url'?",
     "process terminal_tasks --openai.timeout_s 0": "greater than 0",
-    f"process terminal_tasks {FAST} --openai.options.policy gud": "did you mean 'good'?",
+    f"process terminal_tasks {FAST} --openai.options.policy god": "did you mean 'good'?",
     f"process terminal_tasks {FAST} --openai.options.policy nosuch:play": "cannot be imported",
     f"process terminal_tasks {FAST} --openai.options.polcy good": "unknown key 'polcy'; did you mean 'policy'?",
     f"process terminal_tasks {FAST} --openai.options.seed many": "openai.options.seed is a number, not 'many'",
-    f"process terminal_tasks {FAST} --openai.server_type vllm --openai.base_url http://127.0.0.1:9": "no model server",
-    f"process terminal_tasks {FAST} --openai.server_type openai --openai.api_key_env NOT_SET": "NOT_SET, which is not set",
-    f"process terminal_tasks {FAST} --openai.server_type cpu-model --openai.options.wights Q8_0": "did you mean 'weights'?",
+    f"process terminal_tasks {FAST} --openai.server_type auto --openai.base_url http://127.0.0.1:9": "no model server",
+    f"process terminal_tasks {FAST} --openai.server_type openai --openai.api_key_env NOT_SET": "NOT_SET, which is not",
+    f"process demo {FAST} --openai.options.wights Q8_0": "did you mean 'weights'?",
     # Where to write
     "process terminal_tasks --out afile": "cannot write afile: File exists",
     "process terminal_tasks --out afile/x": "cannot write afile/x: Not a directory",
@@ -176,6 +176,7 @@ ROWS = {
     "verify": "required: FILE",
     "verify nosuch.jsonl": "cannot read nosuch.jsonl: No such file or directory",
     "verify afolder": "cannot read afolder/rollouts.jsonl: No such file or directory",
+    "verify strange": "cannot read strange/rollouts.jsonl: Is a directory",
     "verify void": "void: no rollouts in it",
     "verify afile": "afile: line 1: ",
     "verify doubled.jsonl": "doubled.jsonl: line 2: the rollout 'g/0' stands in line 1 already",
@@ -189,7 +190,7 @@ ROWS = {
     "view afolder": "cannot read afolder/rollouts.jsonl",
     "view afile": "afile, line 1",
     "view foreign --max-chars 5": "--max-chars: 5 is too small: at least 100",
-    "view foreign --output afile/x.html": "cannot write afile/x.html: Not a directory",
+    "view foreign --output afile/x.html": "cannot write afile/x.html: File exists",
     "view foreign --output afolder": "cannot write afolder",
     "parse": "give either --parser NAME or --template FILE",
     "parse --parser hermess": "hermess",
@@ -245,6 +246,7 @@ FILES = {
     "afile": "some text\n",
     "void": "",
     "afolder/x": "",
+    "strange/rollouts.jsonl/x": "",
     "list.yaml": "- a\n",
     "broken.yaml": "env:\n  [\n",
     "twice.yaml": "environment: terminal_tasks\nenv: {}\nenv: {}\n",
@@ -290,8 +292,7 @@ def test_the_table_is_long_enough():
     assert len(ROWS) >= 120
 
 
-@pytest.mark.parametrize(("command", "says"), [pytest.param(*row, id=row[0] or "nothing") for row in ROWS.items()])
-def test_bad_input_is_one_sentence(place, capsys, command, says):
+def check(place, capsys, command, says):
     before = contents(place)
     assert main(shlex.split(command)) == 2
     printed = capsys.readouterr()
@@ -299,6 +300,80 @@ def test_bad_input_is_one_sentence(place, capsys, command, says):
     assert sentence.startswith("hermes-rl: ")
     assert says in sentence
     assert "Traceback" not in printed.err
-    left = {name for name in contents(place) if name not in before and name.parts[0] not in ("s", "corrupt")}
-    assert left == set()
-    assert {name: data for name, data in contents(place).items() if name in before} == before
+    after = contents(place)
+    assert {name for name in after.keys() - before.keys() if name.parts[0] != "s" and name.name != ".lock"} == set()
+    assert {name: after.get(name) for name in before} == before
+
+
+@pytest.mark.parametrize(("command", "says"), [pytest.param(*row, id=row[0] or "nothing") for row in ROWS.items()])
+def test_bad_input_is_one_sentence(place, capsys, command, says):
+    check(place, capsys, command, says)
+
+
+@pytest.mark.parametrize("command", ["pool status", "pool gc", f"process terminal_tasks {FAST}", "demo --out o"])
+@pytest.mark.parametrize("variable", ["HOME", "XDG_STATE_HOME"])
+def test_a_place_that_cannot_be_written_is_one_sentence(place, capsys, monkeypatch, variable, command):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv(variable, str(place / "afile" / "x"))
+    check(place, capsys, command, "afile/x")
+
+
+def hermes_rl(*words, before=(), cwd, program=("-m", "environments.apps.cli.main")):
+    return subprocess.run(
+        [*before, sys.executable, *program, *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def on_a_full_disk(folder):
+    """Runs what follows with a folder that has room for 16 kB."""
+    own = ["--map-root-user"] if os.getuid() else []
+    mount = f'mount -t tmpfs -o size=16k tmpfs {shlex.quote(str(folder))} && exec "$@"'
+    command = ["unshare", "--mount", *own, "sh", "-c", mount, "sh"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mounts of one's own here")
+    return command
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("view big.jsonl --output full/report.html", "full/report.html"),
+        ("process terminal_tasks --env.total_steps 1 --env.group_size 4 --out full", "full/rollouts.jsonl"),
+        ("demo --no-model --tasks 1 --out full", "full/rollouts.jsonl"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(place, command, file):
+    (place / "full").mkdir()
+    (place / "big.jsonl").write_bytes(record("g").to_json() + b"\n")
+    done = hermes_rl(*shlex.split(command), before=on_a_full_disk(place / "full"), cwd=place)
+    assert done.stderr.splitlines()[-1] == f"hermes-rl: cannot write {file}: No space left on device"
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def test_a_reader_that_leaves_is_no_fault(place):
+    command = [sys.executable, "-m", "environments.apps.cli.main", "pool", "check", "--list"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, b"")
+
+
+def test_an_environment_of_ones_own_gets_the_same_sentences(place):
+    program = ("-m", "environments.terminal_tasks")
+    lost = ("--env.api_wait_s", "0", "--env.rollout_server_url", "http://127.0.0.1:9")
+    done = hermes_rl("serve", *lost, cwd=place, program=program)
+    assert done.stderr.splitlines()[-1].startswith(
+        "python __main__.py: run-api at http://127.0.0.1:9 did not come back"
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    done = hermes_rl("prcess", cwd=place, program=program)
+    assert done.stderr.startswith("python __main__.py: argument verb: invalid choice: 'prcess'")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_a_model_server_that_is_down_is_a_failed_run(place):
+    words = "process terminal_tasks --env.total_steps 1 --env.group_size 2 --env.rollout_tries 1 --out o"
+    down = "--openai.server_type openai --openai.base_url http://127.0.0.1:9/v1 --openai.api_key x"
+    done = hermes_rl(*shlex.split(f"{words} {down}"), cwd=place)
+    assert "all 2 rollouts were lost to infrastructure, 2 of them so: api_error" in done.stderr.splitlines()[-1]
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)

@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings_of(config: str) -> dict[str, Any]:
     """What the file says, after the same checks as a run makes."""
+    from environments.config.settings import RunConfig
     from environments.config.yaml_file import find_config, read_yaml
     from environments.launch import load_run
-    from environments.config.settings import RunConfig
 
     data = read_yaml(find_config(config)).data
     load_run(config, (), None, RunConfig)

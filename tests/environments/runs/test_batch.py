@@ -12,6 +12,7 @@ import pytest
 from agent_loop.local_models.standin import Fault, PolicyRequest
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.verify import verify
+from environments.errors import ConfigError
 from environments.runs.batch import evaluate_run, process_run
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
