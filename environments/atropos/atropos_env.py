@@ -26,7 +26,7 @@ from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
 from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
-from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
+from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
 from environments.runs.store import write_whole
@@ -153,6 +153,8 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.checkpoint_interval = -1
         self.jsonl_writer = None
         self.counts = ServeCounts()
+        self._groups_sent = 0
+        self._silence = SilenceWatch()
         self.outbox: Outbox | None = None
         self.metrics_log = MetricsLog()
 
@@ -246,6 +248,8 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
     def _hooks(self, api: RolloutApi) -> ServeHooks:
         async def pace() -> Pace:
             info = await api.trainer_info()
+            if (info.batch_size, info.max_token_len) != (self.config.batch_size, self.max_token_len):
+                log.info("the trainer takes %d sequences of fewer than %d tokens", info.batch_size, info.max_token_len)
             self.config.batch_size, self.max_token_len = info.batch_size, info.max_token_len
             if problem := batch_problem(self.config.group_size, info.batch_size):
                 raise ConfigError(f"env.group_size does not fit the trainer: {problem}")
@@ -267,6 +271,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.backlog.extend(backlog)
         if group:
             await self.handle_send_to_api(await self.postprocess_histories(group), item)
+        self._silence.group_ended(self._groups_sent, self.counts.rejected)
         await self.cleanup()
 
     async def handle_send_to_api(
@@ -284,6 +289,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             if await self._accept(group, limit) and do_send_to_api and self.outbox is not None:
                 await self.outbox.put(group)
                 self.items_sent_this_step += 1
+                self._groups_sent += 1
 
     async def _accept(self, group: Group, max_token_len: int) -> bool:
         # An explicit advantage is a signal of its own: groups that carry one need no spread of scores.

@@ -177,6 +177,16 @@ async def test_sizes_that_never_make_a_batch_are_refused_at_the_start(api: RunAp
         await env.env_manager()
 
 
+async def test_a_trainer_that_gets_nothing_is_told_why_in_a_warning(
+    api: RunApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(Trainer(api.url, max_token_len=6).register)
+    await asyncio.wait_for(NumberedEnv(items=9, rollout_server_url=api.url, length=6).env_manager(), 20)
+    (warning,) = [line.getMessage() for line in caplog.records if "NOTHING IS SENT" in line.getMessage()]
+    assert "none of the last 8 groups could be used (8 too_long)" in warning
+    assert "max_token_len" in warning
+
+
 async def test_bad_groups_are_counted_by_reason_and_not_sent(api: RunApi) -> None:
     await asyncio.to_thread(Trainer(api.url, max_token_len=6).register)
     env = NumberedEnv(items=3, rollout_server_url=api.url, length=6)
