@@ -190,7 +190,7 @@ ROWS = {
     "view afolder": "cannot read afolder/rollouts.jsonl",
     "view afile": "afile, line 1",
     "view foreign --max-chars 5": "--max-chars: 5 is too small: at least 100",
-    "view foreign --output afile/x.html": "cannot write afile/x.html: File exists",
+    "view foreign --output afile/x.html": "cannot write afile/x.html: there is no folder afile",
     "view foreign --output afolder": "cannot write afolder",
     "parse": "give either --parser NAME or --template FILE",
     "parse --parser hermess": "hermess",

@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
     source = find_rollouts(args.file)
     output: Path = args.output or source.with_name("report.html")
+    if not output.parent.is_dir():
+        raise UsageError(f"cannot write {output}: there is no folder {output.parent}")
     try:
         page = build_report(read_rollouts(source), title=str(source), max_chars=args.max_chars)
     except UnreadableRun as error:
