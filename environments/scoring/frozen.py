@@ -9,52 +9,19 @@ they wait for a second.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import errno
+import logging
 import os
-import shutil
 import stat
-import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from environments.sandboxes import Sandbox
-from sandbox_pool.journal.owner import Owner, is_alive, this_process
+from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import FileStat
+from sandbox_pool.server.host_files import remove_tree
 
-_swept: set[tuple[int, Path]] = set()
-_lock = threading.Lock()
-
-
-def make_owned_folder(prefix: str, root: Path | None = None) -> Path:
-    """A new empty folder of this process; the first call also removes what killed processes left."""
-    root = root or Path(tempfile.gettempdir()) / f"hermes-rl-folders-{os.getuid()}"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = root / this_process().tag()
-    with _lock:
-        if (os.getpid(), root) not in _swept:
-            sweep(root)
-            atexit.register(shutil.rmtree, own, ignore_errors=True)
-            _swept.add((os.getpid(), root))
-        own.mkdir(mode=0o700, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=own))
-
-
-def sweep(root: Path) -> list[Path]:
-    """Remove the folders of processes that are gone; which ones."""
-    removed = []
-    for folder in root.iterdir():
-        try:
-            owner = Owner.parse(folder.name)
-        except ValueError:
-            continue  # not one of ours
-        if not is_alive(owner, heartbeat_age_s=None):
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder)
-    return removed
-
-
+log = logging.getLogger(__name__)
 MAX_LINKS = 40
 
 
@@ -89,7 +56,8 @@ class FrozenWorkspace:
 
     async def close(self) -> None:
         """Remove the copy from the host."""
-        await asyncio.to_thread(shutil.rmtree, self._directory, True)
+        if problems := await asyncio.to_thread(remove_tree, self._directory):
+            log.warning("a copy of a workspace stays until this process ends: %s", "; ".join(problems))
 
 
 class AgentState:

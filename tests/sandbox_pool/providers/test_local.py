@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -163,7 +162,7 @@ async def test_something_that_cannot_be_removed_is_an_error_and_not_silence(make
     provider = make_provider()
     stray = tmp_path / "s" / f"hermes-rl-{os.getuid()}" / "stray"
     stray.mkdir(parents=True)
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr("sandbox_pool.providers.local.remove_tree", lambda path: [f"{path}: busy"])
     with pytest.raises(Exception, match="could not be removed"):
         await provider.stop("stray")
 
