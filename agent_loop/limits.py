@@ -32,38 +32,26 @@ Whatever the end, every tool call in the trajectory has its tool message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, Field
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(BaseModel):
     """Limits of one rollout; None is no limit."""
 
-    max_turns: int = 30
-    max_tool_calls: int | None = None
-    max_sampled_tokens: int | None = None
-    tool_timeout_s: float | None = 600.0
-    """Per call. Tools have shorter limits of their own; this one catches what hangs."""
-    turn_timeout_s: float | None = None
-    """Sampling and tools of one turn together."""
-    rollout_timeout_s: float | None = None
-    max_parallel_calls: int = 16
-    """Calls of one turn that run at the same time."""
-    cancel_grace_s: float = 10.0
-    """How long a stopped call may take to clean up before it is left behind."""
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __post_init__(self) -> None:
-        for name in ("max_turns", "max_parallel_calls"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in ("max_tool_calls", "max_sampled_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative")
-        for name in ("tool_timeout_s", "turn_timeout_s", "rollout_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive")
+    max_turns: int = Field(default=30, ge=1)
+    max_tool_calls: int | None = Field(default=None, ge=0)
+    max_sampled_tokens: int | None = Field(default=None, ge=0)
+    tool_timeout_s: float | None = Field(default=600.0, gt=0)
+    """Per call. Tools have shorter limits of their own; this one catches what hangs."""
+    turn_timeout_s: float | None = Field(default=None, gt=0)
+    """Sampling and tools of one turn together."""
+    rollout_timeout_s: float | None = Field(default=None, gt=0)
+    max_parallel_calls: int = Field(default=16, ge=1)
+    """Calls of one turn that run at the same time."""
+    cancel_grace_s: float = Field(default=10.0, ge=0)
+    """How long a stopped call may take to clean up before it is left behind."""
 
 
 def earliest(*moments: float | None) -> float | None:

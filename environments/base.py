@@ -3,7 +3,7 @@ use.
 
 A subclass writes `setup`, `get_next_item`, `format_prompt` and `compute_reward`; it may write `prepare`, `spec`,
 `evaluation_items` and a few small hooks. The rest (slots, model, tools, retries, verification in a fork, packing,
-delivery) is here and below. Nothing is shared between two environments but what they are given.
+delivery) is here and below. Two environments share only what they are given.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import asyncio
 import logging
 import uuid
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from atroposlib.envs.base import APIServerConfig
 
+from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
@@ -26,15 +28,14 @@ from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
-from environments.atropos.packing import Packer
+from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
 from environments.atropos.servers import AtroposServerBackend
-from environments.config import ConfigError
-from environments.config.settings import HermesAgentEnvConfig, LimitsConfig, RunConfig, ServerConfig
+from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
+from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.group import GroupResult, run_members
-from environments.rollouts.planning import Plan, content_id, item_field
-from environments.rollouts.rollout import RolloutJob, RolloutRunner, Score, ToolChoice, prepared
-from environments.rollouts.stats import RolloutStats
+from environments.rollouts.group import GroupResult, RolloutStats, prepared, run_members
+from environments.rollouts.planning import RolloutJob, choose_tools, content_id, item_field, plan_group, seed_of
+from environments.rollouts.rollout import RolloutRunner, Score
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, ToolContext
@@ -46,7 +47,7 @@ __all__ = [
     "AgentResult",
     "HermesAgentBaseEnv",
     "HermesAgentEnvConfig",
-    "LimitsConfig",
+    "Limits",
     "RunConfig",
     "SandboxContext",
     "Score",
@@ -78,7 +79,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         pool: Pool | None = None,
         model: ModelServer | None = None,
     ) -> None:
-        """`pool` and `model` may be given by whoever owns them; otherwise both are opened from the configuration."""
+        """Give `pool` and `model` to use your own; otherwise both are opened from the config."""
         super().__init__(config, list(server_configs or [ServerConfig(server_type="standin")]), slurm, testing)
         self.config: HermesAgentEnvConfig = config
         self.pool = pool
@@ -92,7 +93,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._groups = 0
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
-        Plan(config).tools(0)  # an unknown or empty choice of tools is an error now, not in the first rollout
+        choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
     @classmethod
@@ -221,6 +222,17 @@ class HermesAgentBaseEnv(AtroposEnv):
                 self.config.ensure_scores_are_not_same,
             )
 
+    def _checked_before(self, group: Group, max_token_len: int) -> bool:
+        kind = type(self)
+        if not isinstance(group, PackedGroup) or max_token_len != self.max_token_len:
+            return False
+        if kind.collect_trajectories is not HermesAgentBaseEnv.collect_trajectories:
+            return False
+        if kind.postprocess_histories is not AtroposEnv.postprocess_histories:
+            return False
+        # The trainer may have been replaced by one that takes less while segments waited to fill a group.
+        return max_token_len <= 0 or all(len(tokens) < max_token_len for tokens in group["tokens"])
+
     async def run_group(
         self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
     ) -> GroupResult:
@@ -230,16 +242,17 @@ class HermesAgentBaseEnv(AtroposEnv):
         """
         series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
         result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
-        plan = Plan(self.config, self.max_token_len)
-        runner = self._runner(plan)
-        tools = plan.tools(index)
-        heat = self.config.agent_temperature if temperature is None else temperature
+        runner = RolloutRunner(self._opened_pool(), self._opened_model(), self._rewards, self.compute_reward)
 
         async def run(snapshot: str | None) -> None:
-            async def attempt(member: int, attempt_number: int) -> Any:
+            job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot)
+            self._remember_solution(job)
+
+            async def attempt(member: int, attempt_number: int) -> ScoredRollout:
                 rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
-                seed = self._seed(plan, f"{tag or 'train'}-{index}-{result.item_id}", member, attempt_number)
-                rollout = await runner.run(self._job(plan, item, result, rollout_id, tools, heat, snapshot, seed))
+                seed = self._seed(f"{tag or 'train'}-{index}-{result.item_id}", member, attempt_number)
+                sampling = replace(job.sampling, seed=seed)
+                rollout = await runner.run(replace(job, rollout_id=rollout_id, sampling=sampling))
                 self._check_prompt_fits(rollout.record)
                 if tag is None:
                     self.keep(rollout.record)
@@ -247,15 +260,17 @@ class HermesAgentBaseEnv(AtroposEnv):
 
             await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
 
-        prompt = str(plan.messages(self.format_prompt(item))[-1].get("content"))
-        self._solutions[prompt] = self.solution(item)
-        while len(self._solutions) > KNOWN_SOLUTIONS:
-            self._solutions.pop(next(iter(self._solutions)))
         if type(self).prepare is HermesAgentBaseEnv.prepare:
             await run(None)
         else:
             await self._run_prepared(item, result, run)
         return result
+
+    def _remember_solution(self, job: RolloutJob) -> None:
+        """Let the stand-in know how to solve what it is about to be asked."""
+        self._solutions[str(job.messages[-1].get("content"))] = self.solution(job.item)
+        while len(self._solutions) > KNOWN_SOLUTIONS:
+            self._solutions.pop(next(iter(self._solutions)))
 
     def _check_prompt_fits(self, record: RolloutRecord) -> None:
         """A prompt without room for its first turn is a mistake of the settings as long as no rollout had room."""
@@ -266,51 +281,19 @@ class HermesAgentBaseEnv(AtroposEnv):
                 f"(now {self.config.max_token_length}), or enable fewer tools (env.enabled_toolsets)"
             )
 
-    async def _run_prepared(self, item: Any, result: GroupResult, run: Any) -> None:
+    async def _run_prepared(self, item: Any, result: GroupResult, run: Callable[[str | None], Awaitable[None]]) -> None:
         async def prepare(sandbox: Sandbox) -> None:
             await self.prepare(item, SandboxContext(sandbox))
 
         async with prepared(self._opened_pool(), f"{result.group_id}/prepare", self.spec(item), prepare) as snapshot:
             await run(snapshot)
 
-    def _job(
-        self,
-        plan: Plan,
-        item: Any,
-        result: GroupResult,
-        rollout_id: str,
-        tools: ToolChoice,
-        temperature: float,
-        snapshot: str | None,
-        seed: int | None,
-    ) -> RolloutJob:
-        return RolloutJob(
-            rollout_id=rollout_id,
-            group_id=result.group_id,
-            item=item,
-            item_id=result.item_id,
-            category=self.category(item),
-            messages=plan.messages(self.format_prompt(item)),
-            tools=tools,
-            spec=self.spec(item),
-            sampling=plan.sampling(temperature, seed, result.group_id),
-            verifier_paths=self.verifier_paths,
-            snapshot=snapshot,
-            seed=seed,
-        )
-
-    def _seed(self, plan: Plan, group: str, member: int, attempt_number: int) -> int | None:
+    def _seed(self, group: str, member: int, attempt_number: int) -> int | None:
         """Members of a group have seeds that follow each other, so that a server may sample them as one request."""
         wanted = self.config.seeded_sampling
         if not (self.mode != "serve" if wanted is None else wanted):
             return None
-        return plan.seed(f"{group}.{attempt_number}") + member
-
-    def _runner(self, plan: Plan) -> RolloutRunner:
-        if self.model is None:
-            raise RuntimeError("the environment is not open: serve, process and evaluate open it")
-        settings = plan.settings(self.name or type(self).__name__, self.policy_name)
-        return RolloutRunner(self._opened_pool(), self.model, self._rewards, self.compute_reward, settings)
+        return seed_of(self.config, f"{group}.{attempt_number}") + member
 
     @property
     def policy_name(self) -> str:
@@ -322,12 +305,17 @@ class HermesAgentBaseEnv(AtroposEnv):
             raise RuntimeError("the environment is not open: serve, process and evaluate open it")
         return self.pool
 
+    def _opened_model(self) -> ModelServer:
+        if self.model is None:
+            raise RuntimeError("the environment is not open: serve, process and evaluate open it")
+        return self.model
+
     def keep(self, record: RolloutRecord) -> None:
         """Called with every rollout as it ends, lost ones too: figures for the log."""
         self.stats.add(record)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Figures of the rollouts since the last log line, beside those of the delivery."""
+        """Log figures of the rollouts since the last log line, and of the delivery."""
         tokens = self._packer.tokens
         figures = {"delivery/token_fraction": tokens.fraction, "delivery/segments_waiting": self._packer.waiting}
         await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

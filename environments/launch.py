@@ -13,18 +13,21 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, create_model
 
-from environments.config import ConfigError, find_config, load_config
+from environments.config.flags import split_settings
+from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
-from environments.config.yaml_file import read_yaml
+from environments.config.yaml_file import find_config, read_yaml
+from environments.errors import ConfigError
 from environments.registry import find_environment
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
 
+Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
 COLLECT_AFTER = 20_000
 """New containers before the garbage collector looks at them; see `collect_seldom`."""
@@ -34,22 +37,22 @@ def load_environment(
     source: str | Path | None, settings: Sequence[str] = (), kind: type[HermesAgentBaseEnv] | None = None
 ) -> HermesAgentBaseEnv:
     """Build the environment a config describes; `kind` is the class when the caller knows it."""
-    kind, config = load_run(source, settings, kind)
+    kind, config = load_run(source, settings, kind, RunConfig)
     return kind(config.env, config.servers())
 
 
 def load_run(
-    source: str | Path | None, settings: Sequence[str] = (), kind: type[HermesAgentBaseEnv] | None = None
-) -> tuple[type[HermesAgentBaseEnv], RunConfig]:
-    """The environment's class, and the whole config with that environment's own settings."""
+    source: str | Path | None, settings: Sequence[str], kind: type[HermesAgentBaseEnv] | None, model: type[Config]
+) -> tuple[type[HermesAgentBaseEnv], Config]:
+    """The environment's class, and the whole config (`model`) with that environment's own settings."""
     kind = kind or find_environment(_named_in(source, settings), _folders(source))
-    return kind, load_config(_model_of(kind), source, settings)
+    return kind, load_config(_model_of(kind, model), source, settings)
 
 
 def _folders(source: str | Path | None) -> list[Path]:
-    """Where a user's own module may lie: the working directory, and beside the config."""
-    beside = [] if source is None else [find_config(source).resolve().parent]
-    return [Path.cwd(), *beside]
+    """Where a user's own module may lie: the working directory, and the folder of the config."""
+    of_config = [] if source is None else [find_config(source).resolve().parent]
+    return [Path.cwd(), *of_config]
 
 
 def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
@@ -62,8 +65,8 @@ def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
     return str(name)
 
 
-def _model_of(kind: type[HermesAgentBaseEnv]) -> type[RunConfig]:
-    """RunConfig with this environment's own settings, and with what its `config_init` sets as defaults."""
+def _model_of(kind: type[HermesAgentBaseEnv], model: type[Config]) -> type[Config]:
+    """The model with this environment's own settings, and with what its `config_init` sets as defaults."""
     config, servers = kind.config_init()
     fields: dict[str, Any] = {
         name: (info.annotation, Field(default=getattr(config, name), description=info.description))
@@ -72,8 +75,8 @@ def _model_of(kind: type[HermesAgentBaseEnv]) -> type[RunConfig]:
     }
     env = create_model(type(config).__name__, __base__=type(config), **fields)
     return create_model(
-        "RunConfig",
-        __base__=RunConfig,
+        model.__name__,
+        __base__=model,
         env=(env, Field(default_factory=env)),
         openai=(ServerConfig | list[ServerConfig], Field(default_factory=lambda: list(servers))),
     )
@@ -95,7 +98,8 @@ def collect_seldom() -> None:
     """Keep the garbage collector from reading every prompt that waits for its answer again and again.
 
     Each is a list of thousands of ids, and by default all young ones are read after every 700 new containers: with
-    hundreds of rollouts that was a twentieth of the CPU. For processes that are ours alone; a library has no say in it.
+    hundreds of rollouts that was a twentieth of the CPU. Only for processes that we start ourselves: a library must not
+    decide this for its user.
     """
     gc.set_threshold(COLLECT_AFTER)
 
@@ -110,8 +114,6 @@ def configure_logging(verbose: bool = False) -> None:
 
 def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
     """`python -m environments.<name> serve|process|evaluate [--config FILE] [--env.key value ...]`."""
-    from environments.apps.cli.main import split_settings
-
     words, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog=f"python {Path(sys.argv[0]).name}", description=kind.__doc__)
     parser.add_argument("verb", choices=VERBS)

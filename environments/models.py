@@ -25,8 +25,8 @@ from agent_loop.model.contract import Conversation, Message, ModelRefused, Model
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
-from environments.config import ConfigError
 from environments.config.settings import ServerConfig
+from environments.errors import ConfigError
 from tool_parsers import get_parser
 
 NAMED_MODEL: dict[str, Callable[..., TokenBackend]] = {

@@ -21,7 +21,7 @@ SHIPPED = {
 
 
 def find_environment(name: str, folders: Sequence[Path] = ()) -> type[HermesAgentBaseEnv]:
-    """The class of this name; ConfigError with the nearest name when there is none.
+    """The class of this name; ConfigError names the nearest one when it does not exist.
 
     A module that is not installed is looked for in `folders`, which an installed command does not search by itself.
     """

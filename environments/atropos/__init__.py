@@ -1,4 +1,4 @@
 """What atroposlib 0.4.0 needs around it: scheduling that cancels nothing, checked groups, delivery that survives.
 
-Nothing here knows of agents or sandboxes; `environments.base` puts the two together.
+It takes finished rollouts and knows nothing of how they were made; `environments.base` makes them.
 """

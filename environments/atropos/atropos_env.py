@@ -20,13 +20,11 @@ from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import Field
 
-from environments.atropos.api import RolloutApi
+from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
-from environments.atropos.groups import Group, GroupRejected, check_group
-from environments.atropos.link import ApiLink
+from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
-from environments.atropos.pacing import Pace, batch_problem
-from environments.atropos.serve_loop import ServeCounts, ServeHooks, ServeLoop, ServeSettings
+from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
@@ -183,9 +181,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             )
             async with Outbox(link, self.config.outbox_groups) as outbox:
                 self.outbox = outbox
-                loop = ServeLoop(link, outbox, self._serve_settings(registration), self._hooks(api), stop)
-                loop.counts = self.counts
-                await loop.run()
+                await ServeLoop(link, outbox, self.config, self._hooks(api), stop, self.counts).run()
         finally:
             await link.disconnect()
 
@@ -209,18 +205,6 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             self.config.total_steps = registration.num_steps
         if self.curr_step > 0:
             self.load_checkpoint()
-
-    def _serve_settings(self, registration: Any) -> ServeSettings:
-        return ServeSettings(
-            total_steps=self.config.total_steps,
-            steps_per_eval=self.config.steps_per_eval,
-            checkpoint_interval=registration.checkpoint_interval,
-            eval_handling=self.config.eval_handling.value,
-            eval_limit_ratio=self.config.eval_limit_ratio,
-            worker_timeout_s=self.config.worker_timeout,
-            drain_timeout_s=self.config.drain_timeout_s,
-            poll_s=self.config.status_poll_s,
-        )
 
     def _hooks(self, api: RolloutApi) -> ServeHooks:
         async def pace() -> Pace:
@@ -268,15 +252,20 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         # An explicit advantage is a signal of its own: groups that carry one need no spread of scores.
         must_differ = self.config.ensure_scores_are_not_same and group.get("advantages") is None
         try:
-            await asyncio.to_thread(check_group, group, self.config.group_size, max_token_len, must_differ)
+            if not self._checked_before(group, max_token_len):
+                await asyncio.to_thread(check_group, group, self.config.group_size, max_token_len, must_differ)
         except GroupRejected as rejection:
             self.counts.rejected[rejection.reason] += 1
             log.warning("group not sent (%s): %s", rejection.reason, rejection)
             return False
-        self.completion_lengths.extend(len(masks) - masks.count(-100) for masks in group["masks"])
+        self.completion_lengths.extend(len(masks) - masks.count(MASKED) for masks in group["masks"])
         if not self.config.include_messages:
             group.pop("messages", None)
         return True
+
+    def _checked_before(self, group: Group, max_token_len: int) -> bool:
+        """Whether this group was checked when it was made, and nothing could have changed since."""
+        return False
 
     async def _on_step(self, step: int) -> None:
         self.curr_step = step
@@ -312,7 +301,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.save_checkpoint(step // interval * interval)
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        """Write the environment's state beside the trainer's checkpoint (atroposlib itself saves nothing)."""
+        """Write the environment's state into the trainer's checkpoint folder (atroposlib itself saves nothing)."""
         state = self.checkpoint_state() if data is None else data
         if not state:
             return

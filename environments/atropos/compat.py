@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NO_KEY = "none"
-"""Sent as the API key when there is none: openai >= 2 refuses an empty one."""
+"""Sent as the API key when none was given: openai >= 2 refuses an empty one."""
 
 
 def plain_chat_template(tokenizer: Any) -> Any:

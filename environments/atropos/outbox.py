@@ -19,9 +19,8 @@ from typing import Any, Literal
 
 import orjson
 
-from environments.atropos.api import ApiBroken, ApiDown, ApiRefused, Unanswered
+from environments.atropos.api import ApiBroken, ApiDown, ApiLink, ApiRefused, Unanswered
 from environments.atropos.groups import MASKED, ROW_KEYS, Group
-from environments.atropos.link import ApiLink
 
 GZIP = 31
 """zlib's window bits for a gzip header and trailer."""

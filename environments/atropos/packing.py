@@ -8,7 +8,7 @@ A rollout whose context was truncated has several segments. What happens to them
 - `last`: only the last segment of each rollout is delivered.
 - `forbid`: a group with such a rollout is rejected.
 
-`delivered_fraction` says how much of what was sampled in accepted groups reached the trainer.
+`Packer.tokens.fraction` is the share of the tokens sampled in accepted groups that was handed on for delivery.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ScoredRollout:
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedRow:
     """One sequence on its way to a trainer."""
 
     tokens: list[int]
@@ -52,6 +52,10 @@ class Row:
     def trained(self) -> int:
         """Tokens that carry a gradient."""
         return len(self.masks) - self.masks.count(MASKED)
+
+
+class PackedGroup(dict[str, Any]):
+    """A group whose sequences were checked when it was packed. Make it a plain dict when you change it."""
 
 
 @dataclass
@@ -75,7 +79,7 @@ class Packer:
         self._group_size = group_size
         self._policy = segments
         self._baseline = baseline
-        self._waiting: list[Row] = []
+        self._waiting: list[PackedRow] = []
         self._extra_groups = 0
 
     @property
@@ -93,7 +97,8 @@ class Packer:
     ) -> list[Group]:
         """The group, and any that its earlier segments complete; or GroupRejected, and then nothing of it is kept.
 
-        Pure computation over every token: call it in a thread, one call at a time.
+        All segments are checked here, before any of them can wait for a later group. Pure computation over every
+        token: call it in a thread, one call at a time.
         """
         if len(rollouts) != self._group_size:
             raise GroupRejected("size", f"{len(rollouts)} rollouts in a group of {self._group_size}")
@@ -110,14 +115,14 @@ class Packer:
             groups.append(self._group(f"{group_id}-segments{self._extra_groups}", full, params))
         return groups
 
-    def _rows(self, rollouts: Sequence[ScoredRollout]) -> list[tuple[Row, bool]]:
+    def _rows(self, rollouts: Sequence[ScoredRollout]) -> list[tuple[PackedRow, bool]]:
         """Every sequence to deliver, with whether it is its rollout's last."""
         several = any(len(rollout.record.segments) > 1 for rollout in rollouts)
         if several and self._policy == "forbid":
             raise GroupRejected("segments", "a rollout has several segments, and `segments: forbid` is set")
         explicit = any(rollout.turn_rewards for rollout in rollouts) or (several and self._policy == "all")
         advantages = self._advantages(rollouts) if explicit else [None] * len(rollouts)
-        rows: list[tuple[Row, bool]] = []
+        rows: list[tuple[PackedRow, bool]] = []
         for rollout, own in zip(rollouts, advantages, strict=True):
             if not rollout.record.segments:
                 raise GroupRejected("untrained", f"rollout {rollout.record.rollout_id} has no tokens")
@@ -141,24 +146,24 @@ class Packer:
             for rollout, outcome, turns in zip(rollouts, outcomes, per_turn, strict=True)
         ]
 
-    def _check(self, rows: list[Row], max_token_len: int, scores_must_differ: bool) -> None:
+    def _check(self, rows: list[PackedRow], max_token_len: int, scores_must_differ: bool) -> None:
         group = _as_group(rows, {})
         signal = group["advantages"] is not None and any(any(row) for row in group["advantages"])
         check_group(group, len(rows), max_token_len, scores_must_differ and not signal)
 
-    def _group(self, group_id: str, rows: list[Row], params: Mapping[str, Any]) -> Group:
+    def _group(self, group_id: str, rows: list[PackedRow], params: Mapping[str, Any]) -> Group:
         self.tokens.delivered += sum(row.trained for row in rows)
         ids = [row.rollout_id for row in rows]
         segments = [row.segment for row in rows]
         versions = [row.weights_versions for row in rows]
         named = {"group_id": group_id, "rollout_ids": ids, "segments": segments, "weights_versions": versions}
-        return _as_group(rows, {**params, **named})
+        return PackedGroup(_as_group(rows, {**params, **named}))
 
 
-def _row(record: RolloutRecord, index: int, advantages: list[float] | None) -> Row:
+def _row(record: RolloutRecord, index: int, advantages: list[float] | None) -> PackedRow:
     segment = record.segments[index]
     messages = [message if "content" in message else {**message, "content": None} for message in record.messages]
-    return Row(
+    return PackedRow(
         segment.tokens,
         segment.masks,
         segment.logprobs,
@@ -181,7 +186,7 @@ def _sampled(record: RolloutRecord) -> int:
     return sum(len(segment.masks) - segment.masks.count(MASKED) for segment in record.segments)
 
 
-def _as_group(rows: list[Row], params: dict[str, Any]) -> Group:
+def _as_group(rows: list[PackedRow], params: dict[str, Any]) -> Group:
     explicit = any(row.advantages is not None for row in rows)
     return {
         "tokens": [row.tokens for row in rows],

@@ -1,5 +1,7 @@
 """The serve loop: ask run-api how full it is, start groups, deliver what they give, end without losing any.
 
+When to start, evaluate, checkpoint and stop are pure functions over run-api's status, each with its rule in words.
+
 atroposlib's own loop cancels running rollouts when the queue is full, at every evaluation and at the end; this one
 only ever stops starting new ones. A group in flight ends in one of four ways, and each is counted: delivered, dropped
 by its environment, timed out (`worker_timeout`), or cancelled because a stop could not wait any longer.
@@ -9,38 +11,89 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from environments.atropos.api import EnvStatus
-from environments.atropos.link import ApiLink, Stopped
+from environments.atropos.api import ApiLink, EnvStatus, Stopped
 from environments.atropos.outbox import Outbox
-from environments.atropos.pacing import Pace, crossed, enough, groups_to_start
 from environments.atropos.stops import Stop
-from environments.config import ConfigError
+from environments.errors import ConfigError
+
+if TYPE_CHECKING:
+    from environments.atropos.atropos_env import AtroposEnvConfig
 
 log = logging.getLogger(__name__)
 
-EvalHandling = Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"]
-
 
 @dataclass(frozen=True)
-class ServeSettings:
-    """How the loop behaves; the numbers of atroposlib's own config, and ours."""
+class Pace:
+    """The limits that decide how many groups may run."""
 
-    total_steps: int
-    """Stop when the trainer has come this far; -1 runs until stopped."""
-    steps_per_eval: int = 0
-    checkpoint_interval: int = 0
-    eval_handling: EvalHandling = "NONE"
-    """What an evaluation does to *new* training groups: none start, fewer start, or nothing changes."""
-    eval_limit_ratio: float = 0.5
-    worker_timeout_s: float = -1.0
-    drain_timeout_s: float = 60.0
-    poll_s: float = 0.1
+    group_size: int
+    batch_size: int
+    max_batches_offpolicy: int
+    """Batches that may wait in the queue; 0 or less: no limit."""
+    max_workers: int
+    min_batch_allocation: float | None = None
+
+
+def batch_share(pace: Pace, status: EnvStatus) -> int:
+    """Sequences of one batch that this environment may fill: what no minimum claims, plus its own minimum."""
+    return int(pace.batch_size * (status.unallocated_fraction + (pace.min_batch_allocation or 0.0)))
+
+
+def groups_to_start(pace: Pace, status: EnvStatus, running: int, unsent: int, limit_ratio: float = 1.0) -> int:
+    """How many more groups to start now.
+
+    The queue, what runs and what waits to be sent together stay within `max_batches_offpolicy` batches. Two
+    exceptions keep an environment alive next to a faster one that fills the shared queue: its guaranteed minimum is
+    always filled, and with nothing of its own anywhere it may run one group.
+    """
+    workers = math.floor(pace.max_workers * limit_ratio)
+    room = workers
+    if pace.max_batches_offpolicy > 0:
+        in_queue = pace.max_batches_offpolicy * batch_share(pace, status) // pace.group_size - status.queue_size
+        room = max(in_queue, _own_minimum(pace, status)) - unsent
+        if running + unsent + status.self_queue_size == 0:
+            room = max(room, 1)
+    return max(0, min(workers, room) - running)
+
+
+def _own_minimum(pace: Pace, status: EnvStatus) -> int:
+    """Groups missing from what `min_batch_allocation` promises the trainer over the allowed batches."""
+    if pace.min_batch_allocation is None:
+        return 0
+    promised = pace.min_batch_allocation * pace.batch_size * pace.max_batches_offpolicy
+    # run-api packs groups up to the largest group in the queue: fill whole packs, or the last one never leaves.
+    pack = max(status.max_group_size, pace.group_size)
+    groups = math.ceil(promised / pack) * pack // pace.group_size
+    return max(0, groups - status.self_queue_size)
+
+
+def crossed(before: int, now: int, every: int) -> bool:
+    """Did the step counter pass a multiple of `every`? Steps jump by several, and `every` may be 1."""
+    return every > 0 and now // every > before // every
+
+
+def enough(pace: Pace, status: EnvStatus, running: int, unsent: int, total_steps: int) -> bool:
+    """Will what exists already feed the trainer to its last step? Then nothing new is started."""
+    if total_steps < 0 or pace.batch_size <= 0:
+        return False
+    waiting = (status.queue_size + running + unsent) * pace.group_size // pace.batch_size
+    return status.current_step + waiting >= total_steps
+
+
+def batch_problem(group_size: int, batch_size: int) -> str | None:
+    """Why run-api would never form a batch of these groups, or None."""
+    if batch_size <= 0:
+        return "the trainer registered no batch size"
+    if group_size > batch_size or batch_size % group_size:
+        return f"groups of {group_size} never fill a batch of {batch_size}: it must be a multiple of the group size"
+    return None
 
 
 @dataclass(frozen=True)
@@ -80,14 +133,22 @@ class _Worker:
 class ServeLoop:
     """One environment in serve mode."""
 
-    def __init__(self, link: ApiLink, outbox: Outbox, settings: ServeSettings, hooks: ServeHooks, stop: Stop) -> None:
-        self.counts = ServeCounts()
+    def __init__(
+        self,
+        link: ApiLink,
+        outbox: Outbox,
+        config: AtroposEnvConfig,
+        hooks: ServeHooks,
+        stop: Stop,
+        counts: ServeCounts | None = None,
+    ) -> None:
+        self.counts = ServeCounts() if counts is None else counts
         self.step = link.registration.starting_step
         self._link = link
         self._outbox = outbox
         self._pace: Pace | None = None
         self._epoch = 0
-        self._settings = settings
+        self._config = config
         self._hooks = hooks
         self._stop = stop
         self._workers: dict[asyncio.Task[None], _Worker] = {}
@@ -121,8 +182,8 @@ class ServeLoop:
         return self._pace
 
     def _is_over(self, status: EnvStatus) -> bool:
-        if 0 <= self._settings.total_steps <= status.current_step:
-            log.info("the trainer has made its %d steps", self._settings.total_steps)
+        if 0 <= self._config.total_steps <= status.current_step:
+            log.info("the trainer has made its %d steps", self._config.total_steps)
             return True
         if self._exhausted and not self._workers and not self._outbox.unsent:
             log.info("no items are left")
@@ -134,9 +195,9 @@ class ServeLoop:
         before, self.step = self.step, status.current_step
         if self.step == before:
             return
-        if crossed(before, self.step, self._settings.steps_per_eval):
+        if crossed(before, self.step, self._config.steps_per_eval):
             self._start_evaluation()
-        if crossed(before, self.step, self._settings.checkpoint_interval):
+        if crossed(before, self.step, self._link.registration.checkpoint_interval):
             self._hooks.checkpoint(self.step)
         await self._hooks.on_step(self.step)
 
@@ -152,12 +213,14 @@ class ServeLoop:
         return self._evaluation is not None and not self._evaluation.done()
 
     def _worker_ratio(self) -> float:
-        if not self._evaluating or self._settings.eval_handling == "NONE":
+        """What an evaluation does to new training groups: nothing changes, none start, or fewer start."""
+        handling = self._config.eval_handling.value
+        if not self._evaluating or handling == "NONE":
             return 1.0
-        return 0.0 if self._settings.eval_handling == "STOP_TRAIN" else self._settings.eval_limit_ratio
+        return 0.0 if handling == "STOP_TRAIN" else float(self._config.eval_limit_ratio)
 
     async def _start_groups(self, status: EnvStatus, pace: Pace, running: int, unsent: int) -> None:
-        if self._exhausted or enough(pace, status, running, unsent, self._settings.total_steps):
+        if self._exhausted or enough(pace, status, running, unsent, self._config.total_steps):
             return
         for _ in range(groups_to_start(pace, status, running, unsent, self._worker_ratio())):
             item = await self._hooks.next_item()
@@ -171,12 +234,14 @@ class ServeLoop:
     async def _wait(self) -> None:
         """Until a group ends, a stop is asked for, or it is time to ask run-api again."""
         stopping = asyncio.create_task(self._stop.draining.wait())
-        await asyncio.wait({stopping, *self._workers}, timeout=self._settings.poll_s, return_when="FIRST_COMPLETED")
+        await asyncio.wait(
+            {stopping, *self._workers}, timeout=self._config.status_poll_s, return_when="FIRST_COMPLETED"
+        )
         stopping.cancel()
         self._reap()
 
     def _reap(self) -> None:
-        limit = self._settings.worker_timeout_s
+        limit = self._config.worker_timeout
         for task, worker in list(self._workers.items()):
             if task.done():
                 del self._workers[task]
@@ -202,8 +267,8 @@ class ServeLoop:
         """Finish what runs and send it, within `drain_timeout_s` or until told to stop at once."""
         pending = {*self._workers, *([self._evaluation] if self._evaluating and self._evaluation else [])}
         if pending:
-            log.info("finishing %d running groups (up to %.0f s)", len(self._workers), self._settings.drain_timeout_s)
-        deadline = time.monotonic() + self._settings.drain_timeout_s
+            log.info("finishing %d running groups (up to %.0f s)", len(self._workers), self._config.drain_timeout_s)
+        deadline = time.monotonic() + self._config.drain_timeout_s
         at_once = asyncio.create_task(self._stop.now.wait())
         try:
             while pending and not at_once.done() and (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Asking a solution in the sandbox for its answers. What comes back is data from a stranger and is treated as such."""
+"""Ask a solution in the sandbox for its answers. What comes back is not trusted: only its shape is taken as given."""
 
 from __future__ import annotations
 

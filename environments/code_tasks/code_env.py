@@ -39,16 +39,15 @@ class CodeTasksEnv(HermesAgentBaseEnv):
     config: CodeTasksConfig
 
     async def setup(self) -> None:
-        """Load the training tasks."""
         self.next_task = getattr(self, "next_task", 0)
         self.tasks: list[CodeTask] = self._load(self.config.dataset_name, self.config.dataset_split)
 
     async def get_next_item(self) -> CodeTask:
-        """Tasks lap after lap, each lap in another order that the seed fixes."""
-        lap, place = divmod(self.next_task, len(self.tasks))
+        """All tasks, again and again, each time in another order that the seed fixes."""
+        epoch, place = divmod(self.next_task, len(self.tasks))
         self.next_task += 1
         order = list(range(len(self.tasks)))
-        random.Random(f"{self.config.seed}:{lap}").shuffle(order)
+        random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
         return self.tasks[order[place]]
 
     async def evaluation_items(self) -> Sequence[CodeTask]:
@@ -57,26 +56,22 @@ class CodeTasksEnv(HermesAgentBaseEnv):
         return tasks[: self.config.eval_items]
 
     async def prepare(self, item: CodeTask, ctx: SandboxContext) -> None:
-        """Lay the task's files out."""
         await item.prepare(ctx)
 
     def format_prompt(self, item: CodeTask) -> str:
-        """The task's own words."""
         return item.prompt
 
     async def compute_reward(self, item: CodeTask, result: AgentResult, ctx: ToolContext) -> Verdict:
-        """Ask the hidden tests."""
         return await item.verify(ctx)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Where in the laps training is."""
+        """How many tasks were handed out."""
         return {"next_task": self.next_task}
 
     def restore_checkpoint(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.next_task = int(state["next_task"])
 
     def _load(self, source: str | None, split: str) -> list[CodeTask]:
         name = source or "local"
-        # Benchmarks have one split only; whoever names one for training means all of it.
+        # Benchmarks have one split only: named for training, all of it is meant.
         return load_tasks(name, split if name == "local" else None)

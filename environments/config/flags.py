@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from environments.config.yaml_file import KeyPath
 from environments.errors import ConfigError
 
+if TYPE_CHECKING:
+    from environments.config.yaml_file import KeyPath
+
 _FLAG = re.compile(r"--(?P<path>[A-Za-z_][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
+_DOTTED = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,22 @@ class Flag:
     text: str | None
     """The value as typed; None when the flag stood alone."""
     name: str
+
+
+def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take the dotted flags and their values out of a command line: argparse cannot know them."""
+    words: list[str] = []
+    settings: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not _DOTTED.fullmatch(word):
+            words.append(word)
+            continue
+        settings.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            settings.append(rest.pop(0))
+    return words, settings
 
 
 def parse_flags(words: Sequence[str]) -> list[Flag]:
@@ -64,10 +81,12 @@ def _key_path(dotted: str) -> KeyPath:
 def _read_value(text: str | None) -> Any:
     if text is None:
         return True
+    import yaml  # here, because every start of `hermes-rl` imports this module and few have flags
+
     try:
         return yaml.safe_load(text) if text.strip() else text
     except (yaml.YAMLError, ValueError):
-        # Text that is no YAML (`@x`, `a: b: c`, `2001-99-99`) is still a fine string; the field's type decides.
+        # Text that is not YAML (`@x`, `a: b: c`, `2001-99-99`) may still be a string; the type of the field decides.
         return text
 
 

@@ -1,20 +1,19 @@
-"""Settings of an agent environment, with the names that users of the earlier system know, and of the servers it asks.
+"""Settings of an agent environment, under the names that hermes-agent uses, and of the servers it asks.
 
-`RunConfig` is what a YAML in configs/ holds: the Atropos keys `env:` and `openai:`, beside the name of the environment.
+`RunConfig` is what a YAML in configs/ holds: the name of the environment, and Atropos' keys `env:` and `openai:`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from agent_loop.context.result_budget import ResultBudget
 from agent_loop.limits import Limits
 from agent_loop.model.backends.connections import http_address
 from agent_loop.tools.config import ToolConfig
-from environments.apps.reference_trainer.trainer_settings import TrainerSettings
 from environments.atropos.advantages import Baseline
 from environments.atropos.atropos_env import AtroposEnvConfig
 from environments.atropos.packing import SegmentPolicy
@@ -26,6 +25,9 @@ ServerType = Literal[
     "auto", "openai", "vllm", "vllm-scale-out", "vllm-generate", "sglang", "llamacpp", "cpu-model", "standin"
 ]
 Verification = Literal["workspace", "layer"]
+
+ROLLOUT_TIMEOUT_S = 1800.0
+"""Default of `env.limits.rollout_timeout_s`: a rollout that hangs must not hold its group for ever."""
 
 
 class _Strict(BaseModel):
@@ -57,21 +59,6 @@ class ServerConfig(_Strict):
         return url
 
 
-class LimitsConfig(_Strict):
-    """Limits of one rollout beside `max_agent_turns`; None is no limit."""
-
-    max_tool_calls: int | None = Field(default=None, ge=0)
-    max_sampled_tokens: int | None = Field(default=None, ge=0)
-    tool_timeout_s: float | None = Field(default=600.0, gt=0)
-    turn_timeout_s: float | None = Field(default=None, gt=0)
-    rollout_timeout_s: float | None = Field(default=1800.0, gt=0)
-    max_parallel_calls: int = Field(default=16, ge=1)
-
-    def build(self, max_turns: int) -> Limits:
-        """As the loop takes them."""
-        return Limits(max_turns=max_turns, **self.model_dump())
-
-
 class HermesAgentEnvConfig(AtroposEnvConfig):
     """Everything about an environment but its servers. Fields of atroposlib's BaseEnvConfig keep their meaning."""
 
@@ -96,14 +83,16 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     terminal_lifetime: float = Field(default=3600.0, gt=0, description="Seconds a rollout may hold its sandbox.")
     dataset_name: str | None = None
     dataset_split: str = "train"
-    prompt_field: str = "prompt"
     default_result_size_chars: int = Field(default=100_000, gt=0)
     turn_budget_chars: int = Field(default=200_000, gt=0)
 
     pool: PoolConfig = Field(default_factory=PoolConfig)
     sandbox: SandboxSpec = Field(default_factory=SandboxSpec, description="Slots for items that ask for nothing else.")
     tools: ToolConfig = Field(default_factory=ToolConfig)
-    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    limits: Limits = Field(
+        default_factory=lambda: Limits(rollout_timeout_s=ROLLOUT_TIMEOUT_S),
+        description="Limits of one rollout; `max_agent_turns` is its `max_turns`.",
+    )
     rewards: RewardConfig = Field(default_factory=RewardConfig)
 
     segments: SegmentPolicy = Field(default="all", description="What becomes of rollouts with several segments.")
@@ -129,33 +118,28 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
             raise ValueError("give either `distribution` or `enabled_toolsets`, not both")
         return self
 
-    def build_budget_config(self) -> ResultBudget:
-        """Budgets of tool results, as the loop takes them."""
-        return ResultBudget(per_result_chars=self.default_result_size_chars, per_turn_chars=self.turn_budget_chars)
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _with_rollout_timeout(cls, given: Any) -> Any:
+        return {"rollout_timeout_s": ROLLOUT_TIMEOUT_S, **given} if isinstance(given, Mapping) else given
 
-
-class LearnConfig(_Strict):
-    """What `hermes-rl learn` does beside training; other verbs do not look at it."""
-
-    minutes: float | None = Field(default=None, gt=0)
-    """No new step is started when the last evaluation would then end later than this; None: all steps are made."""
-    eval_every: int = Field(default=10, ge=0)
-    """Steps between two evaluations; 0: only at the start and at the end."""
-    eval_items: int | None = Field(default=None, ge=1)
-    """Held-out tasks of one evaluation: the same ones each time; None: env.eval_items."""
-    eval_samples: int | None = Field(default=None, ge=1)
-    """Rollouts of each; None: env.eval_samples."""
+    @model_validator(mode="after")
+    def _one_number_of_turns(self) -> HermesAgentEnvConfig:
+        if "max_turns" in self.limits.model_fields_set and self.limits.max_turns != self.max_agent_turns:
+            raise ValueError("set `max_agent_turns` instead of `limits.max_turns`")
+        return self
 
 
 class RunConfig(_Strict):
-    """One YAML of configs/: which environment, its settings, its servers; what `learn` needs on top."""
+    """One YAML of configs/: which environment, its settings, its servers."""
 
     environment: str = Field(default="", description="A shipped environment, or `module:Class`.")
     env: HermesAgentEnvConfig = Field(default_factory=HermesAgentEnvConfig)
     openai: ServerConfig | list[ServerConfig] = Field(default_factory=lambda: ServerConfig(server_type="standin"))
-
-    learn: LearnConfig = Field(default_factory=LearnConfig)
-    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    learn: Any = None
+    """Read and checked by `hermes-rl learn` alone."""
+    trainer: Any = None
+    """Read and checked by `hermes-rl learn` alone."""
 
     def servers(self) -> list[ServerConfig]:
         """The servers, however many were given."""

@@ -1,4 +1,4 @@
-"""Evaluation beside training: the same rollouts on the evaluation items, summed up into metrics of the step."""
+"""Evaluation during training: the same rollouts on the evaluation items, summed up into metrics of the step."""
 
 from __future__ import annotations
 

@@ -7,12 +7,20 @@ behind is kept in `lost` and counted; it never becomes a score of 0. Members of 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
+from environments.sandboxes import Pool, Sandbox
+from sandbox_pool.errors import SandboxError
+from sandbox_pool.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
 
 Attempt = Callable[[int, int], Awaitable[ScoredRollout]]
 """(member of the group, which try) -> a rollout, whose record says whether it may be trained on."""
@@ -58,3 +66,56 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # members fail alike; one sentence is enough
     result.scored = [rollout for task in tasks if (rollout := task.result()) is not None]
+
+
+@asynccontextmanager
+async def prepared(
+    pool: Pool, task_id: str, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]]
+) -> AsyncIterator[str]:
+    """Prepare one slot and keep it as a snapshot for the rollouts of a group; dropped at the end."""
+    async with pool.lease(task_id, spec) as sandbox:
+        await prepare(sandbox)
+        snapshot = await sandbox.snapshot()
+    try:
+        yield snapshot
+    finally:
+        try:
+            await pool.drop_snapshot(snapshot)
+        except SandboxError as error:
+            log.debug("snapshot %s was gone already: %s", snapshot, error)
+
+
+class RolloutStats:
+    """Figures of the rollouts between two log lines: means by name, counts by outcome."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._lost = 0
+
+    def add(self, record: RolloutRecord) -> None:
+        """Count one rollout; only trainable ones enter the means."""
+        self._outcomes[record.outcome] += 1
+        if not record.trainable:
+            self._lost += 1
+            return
+        values = {f"metrics/{name}": value for name, value in record.metrics.items()}
+        values |= {f"reward/{name}": value for name, value in record.reward_components.items()}
+        values |= {f"timing/{name}": value for name, value in record.timing.items()}
+        if record.score is not None:
+            values["score"] = record.score
+        if record.verifier_score is not None:
+            values["verifier_score"] = record.verifier_score
+        values["segments"] = float(len(record.segments))
+        for name, value in values.items():
+            self._sums[name] += value
+            self._counts[name] += 1
+
+    def take(self) -> dict[str, float]:
+        """The figures so far, and start again."""
+        figures = {f"rollouts/{name}": total / self._counts[name] for name, total in sorted(self._sums.items())}
+        figures |= {f"outcomes/{name}": float(count) for name, count in sorted(self._outcomes.items())}
+        figures["outcomes/lost_to_infrastructure"] = float(self._lost)
+        self.__init__()  # type: ignore[misc]
+        return figures

@@ -1,20 +1,26 @@
-"""What each rollout of a group is told: messages, tools, sampling, limits; a function of config and numbers alone."""
+"""What a rollout is told: a `RolloutJob`, which follows from the config, the item and a few numbers alone."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.window import ContextPolicy
+from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
-from agent_loop.tools import TOOLSETS, draw, resolve
+from agent_loop.tools import TOOLSETS, ToolConfig, ToolRuntime, draw, resolve
 from environments.config.settings import HermesAgentEnvConfig
-from environments.rollouts.rollout import RolloutSettings, ToolChoice
+from environments.sandboxes import Sandbox
+from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from environments.base import HermesAgentBaseEnv
 
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
@@ -22,76 +28,132 @@ TURN_SHARE = 4
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Derives the settings of rollouts from an environment's config."""
+class ToolChoice:
+    """Toolsets of a rollout, and single tools of them that it does not get."""
 
-    config: HermesAgentEnvConfig
-    trainer_max_tokens: int = -1
-    """The trainer's limit on a sequence, exclusive; -1 when there is none."""
+    toolsets: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
-    def tools(self, group: int) -> ToolChoice:
-        """Tools of one group: the same for all its rollouts, drawn by the run's seed and the group's number."""
-        config = self.config
-        if config.distribution is not None:
-            available = [name for name in TOOLSETS if name != "web" or config.tools.web is not None]
-            chosen: Sequence[str] = draw(config.distribution, f"{config.seed}:{group}", available=available)
-        else:
-            chosen = config.enabled_toolsets or DEFAULT_TOOLSETS
-        choice = ToolChoice(tuple(chosen), _single_tools(config.disabled_toolsets or ()))
-        choice.names()
-        return choice
+    def names(self) -> tuple[str, ...]:
+        """The tools; ToolsetError when none are left."""
+        return resolve(self.toolsets, self.without)
 
-    def longest_sequence(self) -> int:
-        """Tokens a sequence may have: ours, or what the trainer takes when that is less."""
-        ours = int(self.config.max_token_length)
-        return min(ours, self.trainer_max_tokens - 1) if self.trainer_max_tokens > 0 else ours
-
-    def turn_tokens(self) -> int:
-        """Tokens one turn may sample."""
-        return self.config.max_tokens_per_turn or max(1, self.longest_sequence() // TURN_SHARE)
-
-    def sampling(self, temperature: float, seed: int | None, group_id: str = "") -> Sampling:
-        """How a rollout samples. A server that is to merge the requests of a group is told which group it is."""
-        extra = dict(self.config.extra_body or {})
-        if GROUP in extra:
-            extra[GROUP_ID] = group_id
-        return Sampling(temperature=temperature, max_tokens=self.turn_tokens(), seed=seed, extra_body=extra)
-
-    def settings(self, environment: str, policy: str) -> RolloutSettings:
-        """What all rollouts share. Prompts leave room for one turn, so no sequence outgrows the limit."""
-        config = self.config
-        room = max(1, self.longest_sequence() - self.turn_tokens())
-        return RolloutSettings(
-            environment=environment,
-            policy=policy,
-            limits=config.limits.build(config.max_agent_turns),
-            context=ContextPolicy(max_tokens=min(config.max_context_tokens or room, room)),
-            budget=config.build_budget_config(),
-            tools=config.tools.model_copy(update={"default_timeout_s": max(1, round(config.terminal_timeout))}),
-            lease_ttl_s=config.terminal_lifetime,
-            whole_layer=config.verification == "layer",
-        )
-
-    def seed(self, name: str) -> int:
-        """A seed that follows from the run's seed and a name alone."""
-        digest = hashlib.sha256(f"{self.config.seed}:{name}".encode()).digest()
-        return int.from_bytes(digest[:4], "big") >> 1
-
-    def messages(self, prompt: str | Sequence[Message]) -> list[Message]:
-        """The conversation a rollout starts with."""
-        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        if self.config.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self.config.system_prompt})
-        return messages
+    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
+        return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
 
 
-def _single_tools(names: Sequence[str]) -> tuple[str, ...]:
-    """What `disabled_toolsets` takes away. A name that is a toolset and a tool (terminal) means the toolset."""
-    return resolve(names) if names else ()
+@dataclass(frozen=True)
+class RolloutJob:
+    """Everything one rollout is told. The rollouts of a group differ in id, seed and prepared state only."""
+
+    rollout_id: str
+    group_id: str
+    environment: str
+    policy: str
+    item: Any
+    item_id: str
+    category: str
+    messages: list[Message]
+    tools: ToolChoice
+    tool_config: ToolConfig
+    sampling: Sampling
+    limits: Limits
+    context: ContextPolicy
+    budget: ResultBudget
+    spec: SandboxSpec
+    lease_ttl_s: float
+    """A slot held longer than this is taken back by the pool."""
+    verifier_paths: Sequence[str]
+    whole_layer: bool
+    """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+    snapshot: str | None = None
+    """Prepared state of the group, when the environment prepares one."""
+
+
+def plan_group(
+    env: HermesAgentBaseEnv, item: Any, group_id: str, index: int, temperature: float | None = None
+) -> RolloutJob:
+    """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
+    config = env.config
+    timeout_s = max(1, round(config.terminal_timeout))
+    return RolloutJob(
+        rollout_id=group_id,
+        group_id=group_id,
+        environment=env.name or type(env).__name__,
+        policy=env.policy_name,
+        item=item,
+        item_id=env.item_id(item),
+        category=env.category(item),
+        messages=first_messages(config, env.format_prompt(item)),
+        tools=choose_tools(config, index),
+        tool_config=config.tools.model_copy(update={"default_timeout_s": timeout_s}),
+        sampling=Sampling(
+            temperature=config.agent_temperature if temperature is None else temperature,
+            max_tokens=turn_tokens(config, env.max_token_len),
+            extra_body=_extra_body(config, group_id),
+        ),
+        limits=config.limits.model_copy(update={"max_turns": config.max_agent_turns}),
+        context=ContextPolicy(max_tokens=prompt_tokens(config, env.max_token_len)),
+        budget=ResultBudget(per_result_chars=config.default_result_size_chars, per_turn_chars=config.turn_budget_chars),
+        spec=env.spec(item),
+        lease_ttl_s=config.terminal_lifetime,
+        verifier_paths=env.verifier_paths,
+        whole_layer=config.verification == "layer",
+    )
+
+
+def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
+    """Tools of one group: the same for all its rollouts, drawn by the run's seed and the group's number."""
+    if config.distribution is not None:
+        available = [name for name in TOOLSETS if name != "web" or config.tools.web is not None]
+        chosen: Sequence[str] = draw(config.distribution, f"{config.seed}:{group}", available=available)
+    else:
+        chosen = config.enabled_toolsets or DEFAULT_TOOLSETS
+    # A name that is both a toolset and a tool (terminal) means the toolset.
+    choice = ToolChoice(tuple(chosen), resolve(config.disabled_toolsets) if config.disabled_toolsets else ())
+    choice.names()
+    return choice
+
+
+def longest_sequence(config: HermesAgentEnvConfig, trainer_max_tokens: int) -> int:
+    """Tokens a sequence may have: ours, or what the trainer takes (exclusive; -1: no limit) when that is less."""
+    ours = int(config.max_token_length)
+    return min(ours, trainer_max_tokens - 1) if trainer_max_tokens > 0 else ours
+
+
+def turn_tokens(config: HermesAgentEnvConfig, trainer_max_tokens: int = -1) -> int:
+    """Tokens one turn may sample."""
+    return config.max_tokens_per_turn or max(1, longest_sequence(config, trainer_max_tokens) // TURN_SHARE)
+
+
+def prompt_tokens(config: HermesAgentEnvConfig, trainer_max_tokens: int = -1) -> int:
+    """Tokens a prompt may have. It leaves room for one turn, so no sequence outgrows the limit."""
+    room = max(1, longest_sequence(config, trainer_max_tokens) - turn_tokens(config, trainer_max_tokens))
+    return min(config.max_context_tokens or room, room)
+
+
+def _extra_body(config: HermesAgentEnvConfig, group_id: str) -> dict[str, Any]:
+    """A server that is to merge the requests of a group is told which group it is."""
+    extra = dict(config.extra_body or {})
+    return {**extra, GROUP_ID: group_id} if GROUP in extra else extra
+
+
+def seed_of(config: HermesAgentEnvConfig, name: str) -> int:
+    """A seed that follows from the run's seed and a name alone."""
+    digest = hashlib.sha256(f"{config.seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def first_messages(config: HermesAgentEnvConfig, prompt: str | Sequence[Message]) -> list[Message]:
+    """The conversation a rollout starts with."""
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if config.system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": config.system_prompt})
+    return messages
 
 
 def item_field(item: Any, name: str) -> Any:
-    """A field of an item, which may be a mapping or an object; None when it has none."""
+    """A field of an item, which may be a mapping or an object; None when it has no such field."""
     return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
 
 

@@ -9,28 +9,24 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from agent_loop.context.result_budget import ResultBudget
-from agent_loop.context.window import ContextPolicy
-from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import Message, ModelServer, Sampling
+from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.tools import ToolConfig, ToolRuntime, resolve
+from agent_loop.tools import ToolRuntime
 from environments.atropos.packing import ScoredRollout
+from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import ToolContext
-from environments.scoring.frozen import FrozenWorkspace
+from environments.scoring.contexts import FrozenWorkspace, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
 from sandbox_pool.errors import SandboxError
-from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +36,7 @@ REWARD_ERROR = "reward_error"
 
 @dataclass(frozen=True)
 class Score:
-    """What `compute_reward` may return beside a plain number."""
+    """What `compute_reward` may return instead of a plain number."""
 
     score: float
     turn_rewards: Sequence[float] = ()
@@ -49,75 +45,18 @@ class Score:
     """Parts of the score, stored and logged by name."""
 
 
-@dataclass(frozen=True)
-class ToolChoice:
-    """Toolsets of a rollout, and single tools of them that it does not get."""
-
-    toolsets: tuple[str, ...]
-    without: tuple[str, ...] = ()
-
-    def names(self) -> tuple[str, ...]:
-        """The tools; ToolsetError when none are left."""
-        return resolve(self.toolsets, self.without)
-
-    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
-        """The tools, on this sandbox."""
-        return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
-
-
-@dataclass(frozen=True)
-class RolloutJob:
-    """Everything one rollout is told."""
-
-    rollout_id: str
-    group_id: str
-    item: Any
-    item_id: str
-    category: str
-    messages: list[Message]
-    tools: ToolChoice
-    spec: SandboxSpec
-    sampling: Sampling
-    verifier_paths: Sequence[str] = ()
-    snapshot: str | None = None
-    """Prepared state of the group, when the environment prepares one."""
-    seed: int | None = None
-
-
-class RewardFunction(Protocol):
-    """`compute_reward` of an environment."""
-
-    async def __call__(self, item: Any, result: AgentResult, ctx: ToolContext) -> float | Verdict | Score:
-        """Score the end state."""
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """What all rollouts of an environment share."""
-
-    environment: str
-    policy: str
-    limits: Limits
-    context: ContextPolicy
-    budget: ResultBudget
-    tools: ToolConfig
-    lease_ttl_s: float | None = None
-    """A slot held longer than this is taken back by the pool."""
-    whole_layer: bool = False
-    """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+RewardFunction = Callable[[Any, AgentResult, ToolContext], Awaitable[float | Verdict | Score]]
+"""`compute_reward(item, result, ctx)` of an environment."""
 
 
 class RolloutRunner:
     """Runs rollouts; shared by all groups of an environment."""
 
-    def __init__(
-        self, pool: Pool, server: ModelServer, rewards: Rewards, reward: RewardFunction, settings: RolloutSettings
-    ) -> None:
+    def __init__(self, pool: Pool, server: ModelServer, rewards: Rewards, reward: RewardFunction) -> None:
         self._pool = pool
         self._server = server
         self._rewards = rewards
         self._reward = reward
-        self._settings = settings
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
@@ -146,7 +85,7 @@ class RolloutRunner:
         async with self._lease(job) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
-            async with job.tools.runtime(sandbox, self._settings.tools) as runtime:
+            async with job.tools.runtime(sandbox, job.tool_config) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
             for name, value in result.record_fields().items():
@@ -156,7 +95,7 @@ class RolloutRunner:
                     setattr(record, name, value)
             if not result.trainable:
                 return result, None
-            return result, await FrozenWorkspace.take(sandbox, self._settings.whole_layer)
+            return result, await FrozenWorkspace.take(sandbox, job.whole_layer)
 
     def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
         return HermesAgentLoop(
@@ -164,9 +103,9 @@ class RolloutRunner:
             runtime=runtime,
             task_id=job.rollout_id,
             sampling=job.sampling,
-            limits=self._settings.limits,
-            context=self._settings.context,
-            budget_config=self._settings.budget,
+            limits=job.limits,
+            context=job.context,
+            budget_config=job.budget,
         )
 
     async def _score(
@@ -194,25 +133,25 @@ class RolloutRunner:
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
-            async with job.tools.runtime(sandbox, self._settings.tools) as runtime:
+            async with job.tools.runtime(sandbox, job.tool_config) as runtime:
                 return (await runtime.call(name, arguments, call_id="verify")).text
 
         return call
 
     def _lease(self, job: RolloutJob) -> AbstractAsyncContextManager[Sandbox]:
         if job.snapshot is not None:
-            return self._pool.lease_from(job.snapshot, job.rollout_id, ttl_s=self._settings.lease_ttl_s)
-        return self._pool.lease(job.rollout_id, job.spec, ttl_s=self._settings.lease_ttl_s)
+            return self._pool.lease_from(job.snapshot, job.rollout_id, ttl_s=job.lease_ttl_s)
+        return self._pool.lease(job.rollout_id, job.spec, ttl_s=job.lease_ttl_s)
 
     def _new_record(self, job: RolloutJob) -> RolloutRecord:
         return RolloutRecord(
             rollout_id=job.rollout_id,
             group_id=job.group_id,
-            environment=self._settings.environment,
+            environment=job.environment,
             item_id=job.item_id,
             category=job.category,
-            policy=self._settings.policy,
-            seed=job.seed,
+            policy=job.policy,
+            seed=job.sampling.seed,
             outcome=Outcome.CANCELLED.value,
             trainable=False,
             messages=list(job.messages),
@@ -238,20 +177,3 @@ def as_score(given: Any) -> Score:
 def _lose(record: RolloutRecord, outcome: str, error: str) -> None:
     record.outcome, record.error = outcome, error
     record.trainable, record.score, record.verifier_score = False, None, None
-
-
-@asynccontextmanager
-async def prepared(
-    pool: Pool, task_id: str, spec: SandboxSpec, prepare: Callable[[Sandbox], Any]
-) -> AsyncIterator[str]:
-    """Prepare one slot and keep it as a snapshot for the rollouts of a group; dropped at the end."""
-    async with pool.lease(task_id, spec) as sandbox:
-        await prepare(sandbox)
-        snapshot = await sandbox.snapshot()
-    try:
-        yield snapshot
-    finally:
-        try:
-            await pool.drop_snapshot(snapshot)
-        except SandboxError as error:
-            log.debug("snapshot %s was gone already: %s", snapshot, error)

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
-from environments.config import masked
+from environments.config.loader import masked
 from environments.runs.progress import Progress, Tally, progress_for
-from environments.runs.sft import export_sft
-from environments.runs.store import RunDiffers, RunStore
-from environments.runs.summary import Summary, summarize
-from environments.runs.summary_text import print_summary
+from environments.runs.store import RunDiffers, RunStore, export_sft
+from environments.runs.summary import Summary, print_summary, summarize
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv

@@ -44,7 +44,6 @@ class Tally:
         return self.score_sum / self.rollouts if self.rollouts else None
 
     def line(self) -> str:
-        """All of it in one line."""
         mean = "-" if self.mean_score is None else f"{self.mean_score:.3f}"
         parts = [f"{self.done}/{self.total} groups", f"{self.per_minute:.1f}/min", f"eta {_clock(self.eta_s)}"]
         parts += [f"{self.rollouts} rollouts", f"mean score {mean}"]
@@ -61,8 +60,7 @@ class Progress(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def show(self, tally: Tally) -> None:
-        """The tally has changed."""
+    def show(self, tally: Tally) -> None: ...
 
 
 class PlainProgress:
@@ -114,7 +112,6 @@ class BarProgress:
         self._bar.stop()
 
     def show(self, tally: Tally) -> None:
-        """Move the bar."""
         self._bar.update(self._task, total=tally.total, completed=tally.done, description=tally.line())
 
 

@@ -1,4 +1,4 @@
-"""A run on disk: `rollouts.jsonl`, and beside it `groups.jsonl`, which says which groups are whole.
+"""A run on disk: `rollouts.jsonl`, and `groups.jsonl`, which says which groups are whole.
 
 The lines of a group are written and flushed first, its line in `groups.jsonl` after them. Opening a run again therefore
 finds every finished group, and drops what a crash left of an unfinished one. One process at a time may write a run.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -117,6 +117,27 @@ class RunStore:
         _rewrite(self._groups_path, [orjson.dumps(entry) for entry in complete])
         kept = [line for line in _raw_lines(self.rollouts_path) if _group_id(line) in whole]
         _rewrite(self.rollouts_path, kept)
+
+
+def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 1.0) -> int:
+    """Write conversations for supervised fine-tuning: the trainable rollouts with at least this score; how many."""
+    count = 0
+    part = path.with_suffix(".part")
+    with part.open("wb") as out:
+        for record in records:
+            if not record.trainable or record.score is None or record.score < min_score:
+                continue
+            example = {
+                "id": record.rollout_id,
+                "messages": record.messages,
+                "tools": record.tools,
+                "score": record.score,
+                "item_id": record.item_id,
+            }
+            out.write(orjson.dumps(example) + b"\n")
+            count += 1
+    part.replace(path)
+    return count
 
 
 def append_bytes(path: Path, data: bytes) -> None:

@@ -1,8 +1,11 @@
-"""`ToolContext`: what `compute_reward(item, result, ctx)` works with.
+"""`ToolContext`: what `compute_reward(item, result, ctx)` works with, and the frozen workspace below it.
 
-Every call goes to a *fork*: a fresh slot with the files of the agent's workspace, made on the first call that needs it,
-after the agent's processes were stopped. What the agent left in the verifier's own paths is removed there first; tests
-are put in afterwards, from the host. `ctx.agent_state` reads what the agent left, untouched.
+The agent's processes are stopped before its workspace is copied to the host, and only the workspace is copied. Every
+call of a verifier goes to a *fork*: a fresh slot with those files, made on the first call that needs it. Whatever the
+agent did to bash, python or the home directory outside the workspace is not there. What it left in the verifier's own
+paths is removed first; tests are put in afterwards, from the host. `ctx.agent_state` reads what the agent left,
+untouched. The slot of the rollout can be given back before another is asked for, so rollouts never hold one slot while
+they wait for a second.
 """
 
 from __future__ import annotations
@@ -10,18 +13,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import shlex
+import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.frozen import AgentState, FrozenWorkspace
+from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
+from sandbox_pool.server.host_files import remove_tree
 from sandbox_pool.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
 
 CallTool = Callable[[Sandbox, str, dict[str, Any]], Awaitable[str]]
 """Runs one tool of the model on a sandbox and gives the text that the model would read."""
@@ -60,7 +68,7 @@ class SandboxContext:
         return ExecResult(**values)
 
     async def terminal(self, command: str, timeout: float = EXEC_TIMEOUT_S) -> dict[str, Any]:
-        """Run a bash command; the earlier system's shape: output, exit_code, and timed_out beside them."""
+        """Run a bash command; hermes-agent's shape (output, exit_code), and timed_out."""
         result = await self.exec(command, timeout_s=timeout)
         return {"output": result.output, "exit_code": result.exit_code, "timed_out": result.timed_out}
 
@@ -80,7 +88,6 @@ class SandboxContext:
         return found
 
     async def list_dir(self, path: str = ".") -> Sequence[str]:
-        """Names in a directory."""
         return [name for name, _ in await (await self.sandbox()).list_dir(path)]
 
     async def upload_file(self, local: str | Path, remote: str) -> None:
@@ -119,7 +126,7 @@ class SandboxContext:
         return answer if isinstance(answer, dict) else {"output": text}
 
     async def remove(self, *paths: str) -> None:
-        """Remove files and trees; what is not there is no error."""
+        """Remove files and trees; missing ones are fine."""
         if paths:
             result = await self.exec("rm -rf -- " + " ".join(map(shlex.quote, paths)))
             if result.exit_code != 0:
@@ -139,8 +146,116 @@ def _hit(line: str) -> SearchHit:
     return SearchHit(path, int(number), text)
 
 
+MAX_LINKS = 40
+
+
+class FrozenWorkspace:
+    """A copy of a workspace on the host. `close` removes it."""
+
+    def __init__(self, directory: Path, workdir: str) -> None:
+        self._directory = directory
+        self.layer: str | None = None
+        """Snapshot of the slot's whole writable layer, when that was asked for."""
+        self.files = directory / "workspace"
+        self.agent_state = AgentState(self.files, workdir)
+
+    @classmethod
+    async def take(cls, sandbox: Sandbox, whole_layer: bool = False) -> FrozenWorkspace:
+        """Stop the agent's processes and copy its workspace; with `whole_layer` keep everything else it wrote too."""
+        await sandbox.stop_processes()
+        directory = await asyncio.to_thread(make_owned_folder, "frozen-")
+        frozen = cls(directory, sandbox.workdir)
+        try:
+            await sandbox.download(sandbox.workdir, frozen.files)
+            if whole_layer:
+                frozen.layer = await sandbox.snapshot()
+        except BaseException:
+            await frozen.close()
+            raise
+        return frozen
+
+    async def put_into(self, sandbox: Sandbox) -> None:
+        """Lay the workspace out in a fresh slot."""
+        await sandbox.upload(self.files, sandbox.workdir)
+
+    async def close(self) -> None:
+        """Remove the copy from the host."""
+        if problems := await asyncio.to_thread(remove_tree, self._directory):
+            log.warning("a copy of a workspace stays until this process ends: %s", "; ".join(problems))
+
+
+class AgentState:
+    """Reads the workspace as the agent left it, whatever a verifier has done since in its own copy.
+
+    Symlinks are followed inside the workspace only: the agent decides where they lead, and it must not
+    reach the host's files.
+    """
+
+    def __init__(self, root: Path, workdir: str) -> None:
+        self._root = root
+        self._workdir = PurePosixPath(workdir)
+
+    async def read_file(self, path: str) -> bytes:
+        """Whole content of a file; OSError when it is missing."""
+        return await asyncio.to_thread(self._read, path)
+
+    async def stat(self, path: str) -> FileStat:
+        """What is there, without following a symlink at the end; OSError when nothing is."""
+        return await asyncio.to_thread(self._stat, path)
+
+    async def list_dir(self, path: str = ".") -> Sequence[str]:
+        """Names in a directory, sorted; OSError when it is not a directory."""
+        return await asyncio.to_thread(lambda: sorted(e.name for e in self._resolve(path, follow=True).iterdir()))
+
+    def _read(self, path: str) -> bytes:
+        real = self._resolve(path, follow=True)
+        if not stat.S_ISREG(os.lstat(real).st_mode):
+            raise OSError(errno.EISDIR if real.is_dir() else errno.EINVAL, "not a regular file", path)
+        return real.read_bytes()
+
+    def _stat(self, path: str) -> FileStat:
+        info = os.lstat(self._resolve(path, follow=False))
+        kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink"}
+        return FileStat(
+            kind=kinds.get(stat.S_IFMT(info.st_mode), "other"),
+            size=info.st_size,
+            mode=stat.S_IMODE(info.st_mode),
+            mtime_ns=info.st_mtime_ns,
+        )
+
+    def _resolve(self, path: str, follow: bool) -> Path:
+        """The host path of a workspace path, every symlink on the way resolved as if the workspace were alone."""
+        todo = list(reversed(self._inside(PurePosixPath(path), path)))
+        done: list[str] = []
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                done = done[:-1]
+                continue
+            here = self._root.joinpath(*done, part)
+            if here.is_symlink() and (todo or follow):
+                links += 1
+                if links > MAX_LINKS:
+                    raise OSError(errno.ELOOP, "too many levels of symbolic links", path)
+                target = PurePosixPath(here.readlink())
+                if target.is_absolute():
+                    done = []
+                todo += reversed(self._inside(target, path) if target.is_absolute() else target.parts)
+                continue
+            done.append(part)
+        return self._root.joinpath(*done)
+
+    def _inside(self, path: PurePosixPath, asked: str) -> list[str]:
+        if path.is_absolute():
+            if not path.is_relative_to(self._workdir):
+                raise OSError(errno.ENOENT, f"outside the workspace {self._workdir}", asked)
+            path = path.relative_to(self._workdir)
+        return [part for part in path.parts if part != "."]
+
+
 CLEAN_ENVIRONMENT = "export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1; unset PYTHONPATH PYTHONSTARTUP BASH_ENV ENV"
-"""Run first in a fork: packages that the agent put beside the workspace must not be picked up."""
+"""Run first in a fork: packages that the agent installed for its user must not be picked up."""
 
 
 class ToolContext(SandboxContext):

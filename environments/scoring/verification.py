@@ -27,10 +27,10 @@ class VerifierContext(Protocol):
         """Create or replace a file, with its parent directories."""
 
     async def stat(self, path: str) -> FileStat:
-        """What is there, without following a symlink; OSError when nothing is."""
+        """What is there, without following a symlink; OSError when the path does not exist."""
 
     async def list_dir(self, path: str) -> Sequence[str]:
-        """Names in a directory; OSError when it is none."""
+        """Names in a directory; OSError when it is not a directory."""
 
 
 @dataclass(frozen=True)

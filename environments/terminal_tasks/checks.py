@@ -1,14 +1,18 @@
 """Promises about a finished workspace. Each check reads the files themselves and says in one sentence what is wrong.
 
 Only `ScriptPrints` runs anything, and it compares the answer to arguments the agent never saw: replacing a program of
-the workspace cannot make a check hold.
+the workspace cannot make a check hold. Archives are read here and never unpacked to disk.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import secrets
 import shlex
+import tarfile
+import zlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +21,7 @@ import orjson
 from environments.scoring.verification import VerifierContext, read_or_none, stat_or_none
 
 SHOWN_CHARS = 80
+MAX_UNPACKED_BYTES = 10_000_000
 
 
 class Check(Protocol):
@@ -41,7 +46,6 @@ class FileIs:
     exact: bool = False
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the file holds the text."""
         found = await stat_or_none(ctx, self.path)
         data = await read_or_none(ctx, self.path)
         if found is None or found.kind != "file" or data is None:
@@ -62,7 +66,6 @@ class LinesAre:
     lines: tuple[str, ...]
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the lines are these, whatever their order."""
         data = await read_or_none(ctx, self.path)
         if data is None:
             return f"{self.path} is not a file"
@@ -80,7 +83,6 @@ class NumberIs:
     value: int
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the number is right."""
         data = await read_or_none(ctx, self.path)
         if data is None:
             return f"{self.path} is not a file"
@@ -97,7 +99,6 @@ class JsonIs:
     text: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the values are equal."""
         data = await read_or_none(ctx, self.path)
         try:
             found = orjson.loads(data or b"")
@@ -114,7 +115,6 @@ class JsonLinesAre:
     lines: tuple[str, ...]
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when all values are equal."""
         data = await read_or_none(ctx, self.path)
         try:
             found = [orjson.loads(line) for line in (data or b"").splitlines() if line.strip()]
@@ -133,7 +133,6 @@ class KindIs:
     kind: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the path is of that kind."""
         found = await stat_or_none(ctx, self.path)
         return None if found is not None and found.kind == self.kind else f"{self.path} is not a {self.kind}"
 
@@ -145,7 +144,6 @@ class Missing:
     path: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when nothing is there."""
         return None if await stat_or_none(ctx, self.path) is None else f"{self.path} is still there"
 
 
@@ -158,7 +156,6 @@ class ModeIs:
     mask: int = 0o777
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the bits are right."""
         found = await stat_or_none(ctx, self.path)
         if found is None:
             return f"{self.path} is missing"
@@ -174,7 +171,6 @@ class EntriesAre:
     names: tuple[str, ...]
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the names are these."""
         try:
             found = sorted(await ctx.list_dir(self.path))
         except OSError:
@@ -190,7 +186,6 @@ class LinkFollows:
     target: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the link leads to the target."""
         found = await stat_or_none(ctx, self.link)
         if found is None or found.kind != "symlink":
             return f"{self.link} is not a symlink"
@@ -213,7 +208,6 @@ class ScriptPrints:
     """Start the file itself (it must be executable) instead of giving it to bash."""
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the script answers as it should."""
         start = f"./{self.script}" if self.direct else f"bash {shlex.quote(self.script)}"
         command = " ".join([start, *map(shlex.quote, self.arguments)])
         result = await ctx.exec(command, timeout_s=10.0)
@@ -222,3 +216,52 @@ class ScriptPrints:
         if _loose(result.output) != _loose(self.printed):
             return f"`{command}` prints {show(result.output)} instead of {show(self.printed)}"
         return None
+
+
+@dataclass(frozen=True)
+class GzipHolds:
+    """The file is gzip data of exactly this text."""
+
+    path: str
+    text: str
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        data = await read_or_none(ctx, self.path)
+        if data is None:
+            return f"{self.path} is not a file"
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+                found = unpacked.read(MAX_UNPACKED_BYTES)
+        except (OSError, EOFError, zlib.error):
+            return f"{self.path} is not gzip data"
+        return None if found == self.text.encode() else f"{self.path} unpacks to {show(found)}"
+
+
+@dataclass(frozen=True)
+class TarHolds:
+    """The file is a tar archive whose regular files are exactly these; a leading `./` of a name does not matter."""
+
+    path: str
+    files: tuple[tuple[str, str], ...]
+    compressed: bool
+
+    async def failure(self, ctx: VerifierContext) -> str | None:
+        data = await read_or_none(ctx, self.path)
+        if data is None:
+            return f"{self.path} is not a file"
+        try:
+            found = _members(data, "r:gz" if self.compressed else "r:")
+        except (tarfile.TarError, OSError, EOFError, zlib.error):
+            return f"{self.path} is not a {'gzip-compressed ' if self.compressed else ''}tar archive"
+        wanted = {name: text.encode() for name, text in self.files}
+        return None if found == wanted else f"{self.path} holds {show(', '.join(sorted(found)))}"
+
+
+def _members(data: bytes, mode: str) -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as archive:  # type: ignore[call-overload]
+        for member in archive:
+            stream = archive.extractfile(member) if member.isfile() else None
+            if stream is not None:
+                found[member.name.removeprefix("./")] = stream.read(MAX_UNPACKED_BYTES)
+    return found

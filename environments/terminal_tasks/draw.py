@@ -30,7 +30,6 @@ class Draw:
         self._left: dict[str, list[str]] = {}
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options."""
         return self._random.choice(options)
 
     def sample(self, options: Sequence[T], count: int) -> list[T]:
@@ -38,7 +37,6 @@ class Draw:
         return self._random.sample(options, count)
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
-        """The items in another order."""
         return self._random.sample(items, len(items))
 
     def number(self, low: int, high: int) -> int:

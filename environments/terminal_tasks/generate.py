@@ -59,7 +59,7 @@ def task_from_id(task_id: str) -> TerminalTask:
     """The task a stored record names."""
     parts = task_id.split(":")
     if len(parts) != 4 or parts[0] != "terminal":
-        raise ValueError(f"{task_id!r} is no terminal task id (terminal:SPLIT:KIND:SEED)")
+        raise ValueError(f"{task_id!r} is not the id of a terminal task (terminal:SPLIT:KIND:SEED)")
     return make_task(parts[2], parts[1], parts[3])
 
 
@@ -92,9 +92,9 @@ class TerminalTasks:
         """Task number `index`; each run through all kinds goes in another order."""
         if index < 0:
             raise IndexError("tasks are numbered from 0")
-        lap, place = divmod(index, len(self.kinds))
-        order = Draw(self.split, f"order/{self.seed}/{lap}").shuffled(self.kinds)
-        return make_task(order[place].name, self.split, f"{self.seed}.{lap}")
+        epoch, place = divmod(index, len(self.kinds))
+        order = Draw(self.split, f"order/{self.seed}/{epoch}").shuffled(self.kinds)
+        return make_task(order[place].name, self.split, f"{self.seed}.{epoch}")
 
     def __iter__(self) -> Iterator[TerminalTask]:
         """Tasks without end."""

@@ -65,7 +65,7 @@ class Repository:
         if kind == "tag":
             return await self.commit(dict(fields).get("object", ""))
         if kind != "commit":
-            raise Unreadable(f"{object_id} in {self._git} is no commit")
+            raise Unreadable(f"{object_id} in {self._git} is not a commit")
         parents = tuple(value for key, value in fields if key == "parent")
         return Commit(dict(fields).get("tree", ""), parents, message.strip())
 
@@ -83,7 +83,7 @@ class Repository:
         """Path and content of every file of a tree."""
         kind, body = await self._object(tree_id)
         if kind != "tree":
-            raise Unreadable(f"{tree_id} in {self._git} is no tree")
+            raise Unreadable(f"{tree_id} in {self._git} is not a tree")
         found: dict[str, bytes] = {}
         while body:
             head, _, rest = body.partition(b"\0")
@@ -119,7 +119,6 @@ class BranchIs:
     branch: str
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the branch is checked out."""
         try:
             found = await Repository(ctx, self.repo).head_branch()
         except Unreadable as error:
@@ -142,7 +141,6 @@ class CommitIs:
     """Number of parents."""
 
     async def failure(self, ctx: VerifierContext) -> str | None:
-        """None when the commit is as promised."""
         repo = Repository(ctx, self.repo)
         try:
             ref = f"refs/heads/{await repo.head_branch()}" if self.ref == "HEAD" else self.ref

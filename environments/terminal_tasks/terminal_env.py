@@ -58,11 +58,9 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
         return [held_out[index] for index in range(self.config.eval_items)]
 
     async def prepare(self, item: TerminalTask, ctx: SandboxContext) -> None:
-        """Lay the task's files out."""
         await item.prepare(ctx)
 
     def format_prompt(self, item: TerminalTask) -> list[Message]:
-        """Examples, then the task."""
         return [*self.config.examples, {"role": "user", "content": item.prompt}]
 
     async def compute_reward(self, item: TerminalTask, result: AgentResult, ctx: ToolContext) -> Verdict:
@@ -74,7 +72,6 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
         return {"next_task": self.next_task}
 
     def restore_checkpoint(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.next_task = int(state["next_task"])
 
     def _stream(self, split: str) -> TerminalTasks:

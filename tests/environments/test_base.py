@@ -11,6 +11,7 @@ import pytest
 from agent_loop.local_models.standin import Fault, PolicyRequest
 from agent_loop.local_models.standin.policies import call
 from agent_loop.records.verify import verify_lines
+from environments.atropos.groups import check_group
 from environments.base import SandboxContext, Score
 from environments.rollouts.rollout import as_score
 from support.env_pool import DirectoryPool
@@ -192,11 +193,11 @@ async def test_a_context_that_overflows_gives_segments_that_are_all_delivered(po
 
 
 async def test_the_tools_of_a_group_follow_from_the_seed(pool: DirectoryPool) -> None:
-    from environments.rollouts.planning import Plan
+    from environments.rollouts.planning import choose_tools
 
     env = NumberEnv(pool, None, distribution="balanced", seed=3)
-    drawn = [Plan(env.config).tools(index) for index in range(8)]
-    assert drawn == [Plan(env.config).tools(index) for index in range(8)]
+    drawn = [choose_tools(env.config, index) for index in range(8)]
+    assert drawn == [choose_tools(env.config, index) for index in range(8)]
     assert len(set(drawn)) > 1
     with pytest.raises(ValueError, match="unknown toolset"):
         NumberEnv(pool, None, enabled_toolsets=["terminl"])
@@ -207,10 +208,10 @@ async def test_the_tools_of_a_group_follow_from_the_seed(pool: DirectoryPool) ->
 
 
 async def test_disabled_tools_are_taken_away_from_the_enabled_ones(pool: DirectoryPool) -> None:
-    from environments.rollouts.planning import Plan
+    from environments.rollouts.planning import choose_tools
 
     env = NumberEnv(pool, None, enabled_toolsets=["terminal", "file"], disabled_toolsets=["process", "patch"])
-    assert Plan(env.config).tools(0).names() == ("terminal", "read_file", "write_file", "search_files")
+    assert choose_tools(env.config, 0).names() == ("terminal", "read_file", "write_file", "search_files")
 
 
 async def test_shaping_is_added_to_the_verifier_score_and_kept_apart(pool: DirectoryPool) -> None:
@@ -252,3 +253,43 @@ async def test_the_saved_groups_are_rollout_records(pool: DirectoryPool, tmp_pat
         await collect(NumberEnv(pool, model, data_path_to_save_groups=str(path)))
     assert verify_lines(path.read_bytes().splitlines()).ok
     assert len(path.read_bytes().splitlines()) == 4
+
+
+async def test_a_group_is_checked_once(pool: DirectoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+
+    def count(group: Any, *limits: Any) -> None:
+        checked.append(len(group["tokens"]))
+        check_group(group, *limits)
+
+    for module in ("packing", "atropos_env"):
+        monkeypatch.setattr(f"environments.atropos.{module}.check_group", count)
+    async with standin_model(right) as (model, _):
+        env = NumberEnv(pool, model, ensure_scores_are_not_same=False)
+        await env.setup()
+        await env._run_group(await env.get_next_item())
+    assert checked == [4]
+    assert env.counts.rejected == {}
+    assert len(env.completion_lengths) == 4
+
+
+async def test_what_an_environment_changes_after_packing_is_checked_again(pool: DirectoryPool) -> None:
+    class Meddling(NumberEnv):
+        async def postprocess_histories(self, trajectories: Any) -> Any:
+            trajectories[0]["masks"][0][-1] = 7
+            return trajectories
+
+    async with standin_model(right) as (model, _):
+        env = Meddling(pool, model, ensure_scores_are_not_same=False)
+        await env.setup()
+        await env._run_group(await env.get_next_item())
+    assert env.counts.rejected == {"masks": 1}
+
+
+async def test_a_trainer_that_takes_less_gets_nothing_longer(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, _):
+        env = NumberEnv(pool, model, ensure_scores_are_not_same=False)
+        groups = await collect(env)
+    env.max_token_len = 16
+    await env.handle_send_to_api(groups)
+    assert env.counts.rejected == {"too_long": 1}

@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from environments.apps.cli.main import main
+from environments.apps.learn.plan import LearnRunConfig
 from environments.code_tasks.code_env import CodeTasksEnv
-from environments.config import ConfigError, config_names, find_config
 from environments.config.settings import HermesAgentEnvConfig, ServerConfig
-from environments.launch import command_line, load_environment
+from environments.config.yaml_file import config_names, find_config
+from environments.errors import ConfigError
+from environments.launch import command_line, load_environment, load_run
 from environments.terminal_tasks.terminal_env import TerminalTasksEnv
 
 
@@ -47,6 +49,12 @@ def test_flags_win_over_the_file() -> None:
         ("environment: terminal_tasks\nenv:\n  group_sise: 4", r"bad.yaml:3: unknown key 'group_sise'.*'group_size'"),
         ("environment: terminal_tasks\nenv:\n  levles: [0]", "did you mean 'levels'"),
         ("environment: terminal_tasks\nopenai:\n  api_kee: x", "did you mean 'api_key'"),
+        (
+            "environment: terminal_tasks\nenv:\n  limits: {max_tool_cals: 1}",
+            "yaml:3:.*did you mean 'max_tool_calls'",
+        ),
+        ("environment: terminal_tasks\nenv:\n  limits: {tool_timeout_s: 0}", "bad.yaml:3: env.limits.tool_timeout_s"),
+        ("environment: terminal_tasks\nlern: {}", "did you mean 'learn'"),
         ("environment: nowhere:Env", "no module 'nowhere'"),
         ("environment: json:JSONDecoder", "no HermesAgentBaseEnv called 'JSONDecoder'"),
     ],
@@ -56,6 +64,14 @@ def test_what_is_wrong_with_a_config_is_said_in_one_sentence(tmp_path: Path, tex
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_environment(path)
+
+
+def test_the_sections_of_learn_are_checked_by_learn_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("environment: terminal_tasks\ntrainer:\n  learning_rat: 1\n")
+    assert load_environment(path).name == "terminal_tasks"
+    with pytest.raises(ConfigError, match=r"c.yaml:3: unknown key 'learning_rat' in 'trainer'.*'learning_rate'"):
+        load_run(path, [], None, LearnRunConfig)
 
 
 @pytest.mark.parametrize("verb", ["serve", "process", "evaluate"])

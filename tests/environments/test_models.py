@@ -8,8 +8,8 @@ import pytest
 
 from agent_loop.local_models.standin import StandIn
 from agent_loop.model.contract import ModelTurn, Sampling
-from environments.config import ConfigError
 from environments.config.settings import ServerConfig
+from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
 from support.env_tasks import right
 

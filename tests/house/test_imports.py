@@ -45,6 +45,22 @@ def test_imports_point_one_way(path, room):
         assert name not in FORBIDDEN[room], f"{path}:{line}: {room} must not import {name}"
 
 
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@pytest.mark.parametrize(("path", "room"), modules())
+def test_the_library_does_not_import_its_apps(path, room):
+    if (ROOT / "environments" / "apps") in path.parents:
+        return
+    for name, line in imported_modules(path):
+        assert not f"{name}.".startswith("environments.apps."), f"{path}:{line}: {name} is an app"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "sandbox_pool" / "server").rglob("*.py")), ids=lambda p: p.name)
 def test_the_slot_server_needs_the_standard_library_only(path):
     optional = {"orjson", "uvloop"}

@@ -67,7 +67,7 @@ def test_the_command_runs_from_any_folder(installed, tmp_path):
 
 
 def test_every_config_is_found_from_any_folder(installed, tmp_path):
-    code = "from environments.config import config_names; print('\\n'.join(config_names()))"
+    code = "from environments.config.yaml_file import config_names; print('\\n'.join(config_names()))"
     done = run_from_elsewhere(installed, tmp_path, code)
     shipped = sorted(
         str(Path(n).relative_to("configs").with_suffix("")) for n in tracked("configs") if n.endswith(".yaml")

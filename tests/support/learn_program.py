@@ -54,11 +54,16 @@ class LearnProcess:
     """One start of `learn`, its events read as they come."""
 
     def __init__(self, config: Path, out: Path, *flags: str, die_at: int = -1) -> None:
+        """Starts in the folder of the config."""
         command = [sys.executable, __file__, str(config), str(out), str(die_at), *flags]
         self.log = out.with_suffix(".stderr")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, env=os.environ | {"PYTHONPATH": str(TESTS)}
+                command,
+                cwd=config.parent,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(TESTS)},
             )
         self.events: list[dict[str, Any]] = []
 
@@ -94,9 +99,9 @@ class LearnProcess:
 
 
 def main() -> int:
-    from environments.apps.learn.display import JsonShow
-    from environments.apps.learn.learn_run import LearnFailed
-    from environments.apps.learn.start import learn, load_plan
+    from environments.apps.learn.display import JsonDisplay
+    from environments.apps.learn.learn_run import LearnFailed, learn
+    from environments.apps.learn.plan import load_plan
 
     config, out, die_at, *flags = sys.argv[1:]
     trainer = (sys.executable, str(TRAINER), "--die-at", die_at)
@@ -104,7 +109,7 @@ def main() -> int:
     settings = [flag for flag in flags if flag != "--resume"]
     plan = load_plan(config, settings, Path(out), resume, trainer=trainer)
     try:
-        return learn(plan, JsonShow(sys.stdout))
+        return learn(plan, JsonDisplay(sys.stdout))
     except LearnFailed as error:
         sys.stderr.write(f"hermes-rl: {error}\n")
         return 1

@@ -16,8 +16,6 @@ CALL = '<tool_call>{"name": "ls", "arguments": {"path": "."}}</tool_call>'
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setattr(cli, "VERBS", ("parse",))
-
     def call(*words: str, text: str | bytes = "") -> tuple[int, str, str]:
         raw = text if isinstance(text, bytes) else text.encode()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw)))

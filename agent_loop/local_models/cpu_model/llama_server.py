@@ -126,6 +126,7 @@ class CpuModel:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _stop
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-m",
             "agent_loop.local_models.cpu_model.llama_child",
             json.dumps(options),

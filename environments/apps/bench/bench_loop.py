@@ -75,7 +75,7 @@ def _recorder(backend: TokenBackend) -> Recorder:
 
 @asynccontextmanager
 async def _standin_process(latency_s: float) -> AsyncIterator[str]:
-    command = ["-m", "agent_loop.local_models.standin", "--say", _TURN, "--latency-s", str(latency_s)]
+    command = ["-P", "-m", "agent_loop.local_models.standin", "--say", _TURN, "--latency-s", str(latency_s)]
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdin=quiet, stdout=asyncio.subprocess.PIPE, stderr=quiet

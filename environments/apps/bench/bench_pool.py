@@ -1,4 +1,4 @@
-"""Measures a pool beside its controls: bare subprocesses in the same run, so that a noisy machine hits both alike."""
+"""Measures a pool and its control, bare subprocesses, in the same run, so that a noisy machine affects both alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from environments.apps.cli.bench import timed
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.pool.lease import Lease
 from sandbox_pool.pool.metrics import percentile
@@ -52,12 +53,10 @@ WARM_UP = 5
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How much to measure."""
-
     slots: int = 16
     rounds: int = 100
     throughput_s: float = 2.0
-    """Wall time of each throughput sample; sandbox and control take turns."""
+    """Wall time of each throughput sample; sandbox and control alternate."""
     throughput_turns: int = 2
     transfer_mb: int = 100
 
@@ -90,13 +89,13 @@ async def run_bench(pool: SlotPool, plan: BenchPlan, progress: Progress = lambda
         info = box.host_info
     progress("idle memory")
     idle_kb = await _idle_kb(pool, plan)
-    progress("one command at a time, beside subprocess.run")
+    progress("one command at a time, and subprocess.run")
     await _latencies(pool, plan, samples)
     progress("lease, first command, reset")
     await _cycles(pool, plan, samples)
     progress("snapshot and fork")
     await _forks(pool, plan, samples)
-    progress(f"{plan.slots} slots beside {plan.slots} threads")
+    progress(f"{plan.slots} slots, and {plan.slots} threads")
     rates = await _throughput(pool, plan)
     progress("parallel sleeps")
     sleep_s = await _parallel_sleeps(pool, plan)
@@ -122,7 +121,7 @@ async def run_bench(pool: SlotPool, plan: BenchPlan, progress: Progress = lambda
 
 
 def _ratios(summary: dict[str, dict[str, float]], rates: dict[str, float]) -> dict[str, float]:
-    """Sandbox over control: what the promises of this project are stated in."""
+    """Sandbox over control: the promises of this project are stated as these ratios."""
     control = summary["control_exec_ms"]
     return {
         "exec_p50": round(summary["exec_ms"]["p50"] / control["p50"], 3),
@@ -238,8 +237,8 @@ async def _transfer(pool: SlotPool, plan: BenchPlan) -> dict[str, Any]:
         source, back = Path(folder) / "up", Path(folder) / "down"
         await asyncio.to_thread(_write_random, source, plan.transfer_mb)
         async with pool.lease("bench-transfer") as box:
-            up_s = await _timed(lambda: box.upload(source, "data"))
-            down_s = await _timed(lambda: box.download("data", back))
+            up_s = await timed(box.upload, source, "data")
+            down_s = await timed(box.download, "data", back)
         exact = await asyncio.to_thread(lambda: source.read_bytes() == back.read_bytes())
     return {
         "upload_mb_per_s": round(plan.transfer_mb / up_s, 1),
@@ -249,7 +248,7 @@ async def _transfer(pool: SlotPool, plan: BenchPlan) -> dict[str, Any]:
 
 
 async def run_many(config: PoolConfig, slots: int) -> dict[str, Any]:
-    """Lease so many slots of one host at once and use every one of them."""
+    """Lease this many slots of one host at once and use every one of them."""
     async with SlotPool.from_config(config.model_copy(update={"slots_per_host": slots, "max_hosts": 1})) as pool:
         began_s = time.perf_counter()
         boxes = await asyncio.gather(*(pool.acquire(f"bench-{n}") for n in range(slots)))
@@ -280,16 +279,10 @@ def _write_random(path: Path, size_mb: int) -> None:
             file.write(source.read(2**20))
 
 
-async def _timed(call: Callable[[], Awaitable[None]]) -> float:
-    began_s = time.perf_counter()
-    await call()
-    return time.perf_counter() - began_s
-
-
 async def _idle_kb(pool: SlotPool, plan: BenchPlan) -> float | None:
     """Private memory of everything below the server process while all slots are leased and idle, per slot.
 
-    None where the server runs out of sight.
+    None where the server runs on another machine.
     """
     boxes = await asyncio.gather(*(pool.acquire(f"bench-idle-{n}") for n in range(plan.slots)))
     try:

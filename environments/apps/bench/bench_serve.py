@@ -1,7 +1,7 @@
 """`hermes-rl bench serve`: how long delivery of large groups keeps the event loop of an environment busy.
 
-A real run-api and a trainer in processes of their own; in this one an environment whose groups cost nothing to make, so
-that what is measured is checking, encoding, compressing and sending.
+A real run-api and a trainer run in processes of their own. The groups of the environment in this process cost nothing
+to make, so that what is measured is checking, encoding, compressing and sending.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.apps.cli.bench import Figure, Report
+from environments.apps.reference_trainer.trainer_api import request_json
 
 if TYPE_CHECKING:
     from environments.atropos.atropos_env import AtroposEnv
@@ -25,23 +24,25 @@ HELP = "event-loop stall of an environment that serves large groups to a real ru
 TICK_S = 0.005
 STALL_TARGET_MS = 50.0
 PROMPT_SHARE = 4
+PAUSE_S = 0.05
+TIMEOUT_S = 300.0
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+"""As trainers should ask."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.add_argument("--sequences", type=int, default=16, help="sequences in a group (default 16)")
     parser.add_argument("--tokens", type=int, default=16_000, help="tokens in a sequence (default 16000)")
     parser.add_argument("--groups", type=int, default=16, help="groups to deliver (default 16)")
 
 
 def measure(args: argparse.Namespace) -> Report:
-    """Serve the groups and watch the loop."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    from agent_loop.local_models.cpu_model.llama_server import free_port
+    from environments.atropos.api import run_api_command
+
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    run_api = [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]
-    api = subprocess.Popen(run_api, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    api = subprocess.Popen(run_api_command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         lags, seconds, delivered = asyncio.run(_serve(args, url))
     finally:
@@ -64,14 +65,8 @@ async def _serve(args: argparse.Namespace, url: str) -> tuple[list[float], float
 
     env = _environment(args, url)
     await until_up(url)
-    trainer = [
-        sys.executable,
-        "-m",
-        "environments.apps.bench.bench_trainer",
-        url,
-        str(args.sequences),
-        str(args.groups),
-    ]
+    trainer = [sys.executable, "-P", "-m", "environments.apps.bench.bench_serve"]
+    trainer += [url, str(args.sequences), str(args.groups)]
     pulling = await asyncio.create_subprocess_exec(*trainer)
     lags: list[float] = []
     watching = asyncio.create_task(_watch(lags))
@@ -89,7 +84,7 @@ async def _serve(args: argparse.Namespace, url: str) -> tuple[list[float], float
 
 
 async def _watch(lags: list[float]) -> None:
-    """How much later than asked the loop comes back, over and over."""
+    """Measure again and again how much later than asked the event loop comes back."""
     while True:
         asked = time.perf_counter()
         await asyncio.sleep(TICK_S)
@@ -100,8 +95,6 @@ def _environment(args: argparse.Namespace, url: str) -> AtroposEnv:
     from environments.atropos.atropos_env import AtroposEnv, AtroposEnvConfig
 
     class Ready(AtroposEnv):
-        """Groups that are made beforehand."""
-
         name = "bench"
         given = 0
 
@@ -134,3 +127,20 @@ def _group(sequences: int, tokens: int) -> dict[str, Any]:
         "inference_logprobs": [[1.0] * prompt + [-dice.random() for _ in row[prompt:]] for row in rows],
         "scores": [float(number) for number in range(sequences)],
     }
+
+
+def pull_batches(url: str, batch_size: int, batches: int) -> None:
+    """A trainer that registers, takes this many batches and throws them away."""
+    names = {"wandb_group": "bench", "wandb_project": "bench", "checkpoint_dir": ""}
+    numbers = {"max_token_len": -1, "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": batches}
+    request_json("POST", f"{url}/register", {**names, **numbers, "batch_size": batch_size}, timeout_s=TIMEOUT_S)
+    got = 0
+    while got < batches:
+        if request_json("GET", f"{url}/batch", headers=UNCOMPRESSED, timeout_s=TIMEOUT_S)["batch"]:
+            got += 1
+        else:
+            time.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    pull_batches(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

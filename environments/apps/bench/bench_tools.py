@@ -1,6 +1,6 @@
-"""`hermes-rl bench tools`: what the tools cost on a real sandbox, each beside one plain command in the same run.
+"""`hermes-rl bench tools`: what the tools cost on a real sandbox, compared with one plain command in the same run.
 
-Calls of the different tools are interleaved, so that a busy moment of the machine hits all of them alike.
+Calls of the different tools are interleaved, so that a busy moment of the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from environments.apps.cli.bench import Figure, Report
+from environments.apps.cli.bench import Figure, Report, timed
 from environments.errors import UsageError
 
 if TYPE_CHECKING:
     from agent_loop.tools import ToolRuntime
     from sandbox_pool import Sandbox
 
-HELP = "latency of the tools beside one plain command, and of calls from inside a script"
+HELP = "latency of the tools compared with one plain command, and of calls from inside a script"
 
 NESTED_CALLS = 50
 _SCRIPT = f"""
@@ -37,14 +37,12 @@ print(json.dumps(times))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Size of the run."""
     parser.add_argument("--calls", type=int, default=200, help="calls of each tool (200)")
     parser.add_argument("--scripts", type=int, default=10, help=f"scripts with {NESTED_CALLS} nested calls each (10)")
     parser.add_argument("--level", help="isolation level of the slot (default: the strongest that works here)")
 
 
 def measure(args: argparse.Namespace) -> Report:
-    """Run the bench."""
     if args.calls < 1 or args.scripts < 1:
         raise UsageError("bench tools: --calls and --scripts must be at least 1")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-bench-") as state_dir:
@@ -66,9 +64,9 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
     ):
         await sandbox.write_file("bench.txt", b"".join(b"line %d of the file\n" % n for n in range(200)))
         direct = await _direct(sandbox, tools, args.calls)
-        scripts_s, nested_s, beside_s = await _scripts(tools, args.scripts)
+        scripts_s, nested_s, direct_s = await _scripts(tools, args.scripts)
         settings = {"calls": args.calls, "scripts": args.scripts, "isolation": sandbox.isolation}
-        return Report("tools", settings, tuple(_figures(direct, scripts_s, nested_s, beside_s)))
+        return Report("tools", settings, tuple(_figures(direct, scripts_s, nested_s, direct_s)))
 
 
 async def _direct(sandbox: Sandbox, tools: ToolRuntime, calls: int) -> dict[str, list[float]]:
@@ -84,10 +82,10 @@ async def _direct(sandbox: Sandbox, tools: ToolRuntime, calls: int) -> dict[str,
             "search_files": {"pattern": "line 7 ", "path": "bench.txt"},
         }
         await asyncio.sleep(0.005)  # the slot makes the next shell ready while nothing runs, as between two turns
-        times.setdefault("exec", []).append(await _timed(lambda: sandbox.exec("echo hi", timeout_s=30)))
+        times.setdefault("exec", []).append(await timed(lambda: sandbox.exec("echo hi", timeout_s=30)))
         for name, given in arguments.items():
             await asyncio.sleep(0.005)
-            times.setdefault(name, []).append(await _timed(_call, tools, name, given))
+            times.setdefault(name, []).append(await timed(_call, tools, name, given))
     return {name: values[5:] for name, values in times.items()}  # the first ones warm up
 
 
@@ -95,12 +93,6 @@ async def _call(tools: ToolRuntime, name: str, arguments: dict[str, Any]) -> Non
     outcome = await tools.call(name, arguments, call_id="bench")
     if outcome.error:
         raise RuntimeError(f"{name} failed: {outcome.error}")
-
-
-async def _timed(call: Callable[..., Awaitable[object]], *arguments: Any) -> float:
-    began = time.perf_counter()
-    await call(*arguments)
-    return time.perf_counter() - began
 
 
 async def _scripts(tools: ToolRuntime, scripts: int) -> tuple[list[float], list[float], list[float]]:
@@ -115,12 +107,12 @@ async def _scripts(tools: ToolRuntime, scripts: int) -> tuple[list[float], list[
         if outcome.error:
             raise RuntimeError(f"execute_code failed: {outcome.error}")
         nested += json.loads(json.loads(outcome.text)["output"])
-        direct += [await _timed(_call, tools, "read_file", {"path": "bench.txt"}) for _ in range(NESTED_CALLS)]
+        direct += [await timed(_call, tools, "read_file", {"path": "bench.txt"}) for _ in range(NESTED_CALLS)]
     return whole, nested, direct
 
 
 def _figures(
-    direct: dict[str, list[float]], scripts_s: Sequence[float], nested_s: Sequence[float], beside_s: Sequence[float]
+    direct: dict[str, list[float]], scripts_s: Sequence[float], nested_s: Sequence[float], direct_s: Sequence[float]
 ) -> list[Figure]:
     p50 = {name: statistics.median(times) for name, times in direct.items()}
     nested = statistics.median(nested_s)
@@ -131,7 +123,7 @@ def _figures(
     figures += [Figure(f"{name}_over_exec", p50[name] / p50["exec"], "x") for name in ("terminal", "search_files")]
     figures += [
         Figure("nested_read_file_p50", nested * 1000, "ms"),
-        Figure("nested_over_direct", nested / statistics.median(beside_s), "x", 2.0),
+        Figure("nested_over_direct", nested / statistics.median(direct_s), "x", 2.0),
         Figure(f"script_with_{NESTED_CALLS}_calls_p50", statistics.median(scripts_s), "s", 0.5),
         Figure(f"script_with_{NESTED_CALLS}_calls_max", max(scripts_s), "s"),
     ]

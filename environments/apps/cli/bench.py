@@ -1,7 +1,7 @@
-"""`hermes-rl bench NAME`: measures one part of the house and prints the figures beside their targets.
+"""`hermes-rl bench NAME`: measures one part of hermes-rl and prints the figures with their targets.
 
-A bench is one module `bench_NAME.py` in this folder with `HELP`, `add_arguments(parser)` and `measure(args) -> Report`.
-Adding a bench is adding its module and its name below.
+To add a bench, add its name to `BENCHES` and a module `environments/apps/bench/bench_NAME.py` with `HELP`,
+`add_arguments(parser)` and `measure(args) -> Report`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-HELP = "measure the loop (and other parts) on this machine"
 EXAMPLE = "hermes-rl bench loop --rollouts 64 --turns 8"
 
 BENCHES = ("loop", "serve", "tools")
@@ -29,7 +30,6 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target holds; None without one."""
         return None if self.target is None else self.value <= self.target
 
 
@@ -47,15 +47,12 @@ class Bench(Protocol):
 
     HELP: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the bench's flags."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def measure(self, args: argparse.Namespace) -> Report:
-        """Measure and return the figures."""
+    def measure(self, args: argparse.Namespace) -> Report: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subcommand per bench."""
     benches = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
     for name in BENCHES:
         bench = _load(name)
@@ -65,20 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; missed targets are shown, not punished: this machine may be busy."""
+    """Measure and print; a missed target is shown but does not change the exit code: this machine may be busy."""
     report = _load(args.bench).measure(args)
     print(as_json(report) if args.json else as_table(report))
     return 0
 
 
 def as_json(report: Report) -> str:
-    """The report as one JSON object; figures by name."""
     figures = {figure.name: {**asdict(figure), "met": figure.met} for figure in report.figures}
     return json.dumps({"bench": report.bench, "settings": report.settings, "figures": figures})
 
 
 def as_table(report: Report) -> str:
-    """The report as aligned lines."""
     settings = ", ".join(
         f"{name} {value:g}" if not isinstance(value, str) else f"{name} {value}"
         for name, value in report.settings.items()
@@ -89,6 +84,13 @@ def as_table(report: Report) -> str:
         verdict = "" if figure.met is None else f"   target <= {figure.target:g}: {'met' if figure.met else 'MISSED'}"
         lines.append(f"  {figure.name:<{width}}  {figure.value:>10.3f} {figure.unit:<8}{verdict}".rstrip())
     return "\n".join(lines)
+
+
+async def timed(call: Callable[..., Awaitable[object]], *arguments: Any) -> float:
+    """Seconds that one call took."""
+    began = time.perf_counter()
+    await call(*arguments)
+    return time.perf_counter() - began
 
 
 def _load(name: str) -> Bench:

@@ -7,7 +7,6 @@ import sys
 
 from environments.errors import UsageError
 
-HELP = "see it work: a real model and scripted policies, sandboxed, down to exact tokens and a page"
 EXAMPLE = "hermes-rl demo --tasks 6"
 TAKES_SETTINGS = True
 
@@ -15,7 +14,6 @@ PIPE_WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     from pathlib import Path
 
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default runs/demo")
@@ -34,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print("starting: slots, policies, model (a few seconds)", markup=False)
-    from environments.apps.demo.play import DemoPlan, run_demo
+    from environments.apps.demo.demo_run import DemoPlan, run_demo
     from environments.launch import load_environment
 
     env = load_environment("demo", args.settings)

@@ -8,28 +8,25 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from environments.apps.doctor import Finding
+    from environments.apps.doctor.doctor_checks import Finding
 
-HELP = "show what this machine can do, with a fix for what is missing"
 EXAMPLE = "hermes-rl doctor --json"
 
 _COLOURS = {"ok": "green", "limited": "yellow", "missing": "dim", "broken": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.add_argument("--config", metavar="NAME", help="also check the endpoints and tokenizers of this config")
     parser.add_argument("--json", action="store_true", help="print one JSON object, a key per subject")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit 1 when something is broken."""
-    from environments.apps.doctor import examine
-    from environments.config import find_config
-    from environments.config.yaml_file import read_yaml
+    from environments.apps.doctor.doctor_checks import run_checks
+    from environments.config.yaml_file import find_config, read_yaml
 
     settings = read_yaml(find_config(args.config)).data if args.config else None
-    findings = asyncio.run(examine(settings))
+    findings = asyncio.run(run_checks(settings))
     if args.json:
         print(json.dumps(as_json(findings), indent=2))
     else:
@@ -38,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:
-    """One key per subject; a subject that is found several times (endpoints) becomes a list."""
+    """One key per subject; a subject with several findings (endpoints) becomes a list."""
     result: dict[str, object] = {}
     for finding in findings:
         entry = {"status": finding.status, "detail": finding.detail, "fix": finding.fix}

@@ -5,33 +5,31 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from environments.apps.cli.launching import add_config, add_run_directory, launch
+from environments.apps.cli.learn import DEFAULT_CONFIG
+from environments.apps.cli.process import add_config, add_run_directory, launch
 from environments.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-HELP = "roll out the evaluation items and sum up: mean, pass@k, what infrastructure cost"
 EXAMPLE = "hermes-rl evaluate terminal_tasks --env.eval_items 16"
 TAKES_SETTINGS = True
 
-LEARNED = "learn/smollm2"
-"""Config of the model that `hermes-rl learn` trains by default."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     from pathlib import Path
 
     add_config(parser, required=False)
     add_run_directory(parser)
-    parser.add_argument("--adapter", type=Path, metavar="FILE", help=f"LoRA adapter (GGUF); CONFIG is then {LEARNED}")
+    parser.add_argument(
+        "--adapter", type=Path, metavar="FILE", help=f"LoRA adapter (GGUF); CONFIG is then {DEFAULT_CONFIG}"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run to the end, or until a signal; the same command goes on from there."""
     if args.adapter is not None:
-        args.config = args.config or LEARNED
+        args.config = args.config or DEFAULT_CONFIG
         args.settings = [*args.settings, *adapter_settings(args.config, args.adapter)]
     elif args.config is None:
         raise UsageError("name a config: `hermes-rl evaluate CONFIG`, or give --adapter FILE")
@@ -40,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def adapter_settings(config: str, adapter: Path) -> list[str]:
     """The setting that serves the config's model with this adapter."""
-    from environments.config import find_config
-    from environments.config.yaml_file import read_yaml
+    from environments.config.yaml_file import find_config, read_yaml
 
     if not adapter.is_file():
         raise UsageError(f"no adapter at {adapter}: `hermes-rl learn` writes one to runs/learn/adapter.gguf")

@@ -7,7 +7,6 @@ import sys
 
 from environments.errors import UsageError
 
-HELP = "watch a real model learn on this machine: run-api, slots, llama.cpp and a reference trainer in one command"
 EXAMPLE = "hermes-rl learn --minutes 20"
 TAKES_SETTINGS = True
 
@@ -15,35 +14,34 @@ DEFAULT_CONFIG = "learn/smollm2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     from pathlib import Path
 
     parser.add_argument("--config", default=DEFAULT_CONFIG, help=f"YAML file or shipped config ({DEFAULT_CONFIG})")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in all (trainer.steps)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in total (trainer.steps)")
     parser.add_argument("--minutes", type=float, metavar="M", help="end near this time (learn.minutes)")
     parser.add_argument("--control", choices=("shuffled", "shifted"), help="a negative control, which must not learn")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"), metavar="DIR", help="default runs/learn")
-    parser.add_argument("--resume", action="store_true", help="go on from the last step of the run in DIR")
+    parser.add_argument("--resume", action="store_true", help="continue after the last step of the run in DIR")
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR first")
     parser.add_argument("--json", action="store_true", help="one JSON object per event")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Learn; exit code 1 when a part was lost, 130 when interrupted."""
+    """Learn; exit code 1 when a process failed, 130 when interrupted."""
     if args.resume and args.fresh:
         raise UsageError("give either --resume or --fresh, not both")
-    from environments.config import find_config
+    from environments.config.yaml_file import find_config
 
     find_config(args.config)  # a wrong name is answered before anything heavy is imported
-    from environments.apps.learn.display import show_for
-    from environments.apps.learn.learn_run import LearnFailed
-    from environments.apps.learn.start import learn, load_plan
+    from environments.apps.learn.display import display_for
+    from environments.apps.learn.learn_run import LearnFailed, learn
+    from environments.apps.learn.plan import load_plan
     from environments.launch import configure_logging
 
     configure_logging()
     plan = load_plan(args.config, settings(args), args.out, args.resume, args.fresh)
     try:
-        return learn(plan, show_for(args.json))
+        return learn(plan, display_for(args.json))
     except LearnFailed as error:
         sys.stderr.write(f"hermes-rl: {error}\n")
         return 1

@@ -1,47 +1,48 @@
 """Entry point of `hermes-rl`: finds the verb, imports only its module, and turns bad input into exit code 2.
 
-A verb is one module in this folder with `HELP` (one line), `EXAMPLE` (a command that works as it stands),
-`add_arguments(parser)` and `run(args) -> int`. A verb with `TAKES_SETTINGS = True` finds the dotted flags of its call
-(`--env.group_size 8`) as words in `args.settings`. Adding a verb is adding its module and its name below.
+To add a verb, add its line to `VERBS` and a module of that name to this folder, with `EXAMPLE` (a command that works as
+it stands), `add_arguments(parser)` and `run(args) -> int`. A verb with `TAKES_SETTINGS = True` gets the dotted flags of
+its call (`--env.group_size 8`) as words in `args.settings`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import re
+import importlib.util
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
+import environments
+from environments.config.flags import split_settings
 from environments.errors import UsageError
 
-VERBS = (
-    "demo",
-    "learn",
-    "serve",
-    "process",
-    "evaluate",
-    "verify",
-    "view",
-    "parse",
-    "pool",
-    "bench",
-    "doctor",
-)
+VERBS = {
+    "demo": "see it work: a real model and scripted policies, sandboxed, down to exact tokens and a page",
+    "learn": "watch a real model learn here: run-api, slots, llama.cpp and a reference trainer in one command",
+    "serve": "feed rollouts to a trainer through Atropos' run-api",
+    "process": "roll out a number of groups into a file, resuming where an earlier start stopped",
+    "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
+    "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
+    "view": "make an HTML page of a rollouts.jsonl",
+    "parse": "take model text apart into content, reasoning and tool calls",
+    "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
+    "bench": "measure the loop, the tools or serving on this machine",
+    "doctor": "show what this machine can do, with a fix for what is missing",
+}
+"""The help lines stand here, so that `hermes-rl --help` imports no verb."""
 
-
-_SETTING = re.compile(r"--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+OTHER_PACKAGES = ("agent_loop", "tool_parsers", "sandbox_pool")
 
 
 class Verb(Protocol):
     """What a module of this folder offers."""
 
-    HELP: str
     EXAMPLE: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the verb's flags."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int:
         """Do the job and return the exit code."""
@@ -54,50 +55,53 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
+class _PrintVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"hermes-rl {version('hermes-rl')}")
+        parser.exit()
+
+
 def load_verb(name: str) -> Verb:
-    """Import one verb's module."""
     return cast("Verb", importlib.import_module(f"environments.apps.cli.{name}"))
 
 
-def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take the dotted flags and their values out of a command line: argparse cannot know them."""
-    words: list[str] = []
-    settings: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not _SETTING.fullmatch(word):
-            words.append(word)
-            continue
-        settings.append(word)
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            settings.append(rest.pop(0))
-    return words, settings
-
-
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Parser for this call: all verbs by their help line, but flags only of the one that is called."""
+    """Parser for this call: all verbs by their help line, but flags and example only of the one that is called."""
     parser = _Parser(prog="hermes-rl", description="LLM agent rollouts for reinforcement learning.")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     called = next((word for word in argv if not word.startswith("-")), None)
-    for name in VERBS:
-        verb = load_verb(name)
-        sub = verbs.add_parser(
-            name,
-            help=verb.HELP,
-            description=verb.HELP,
-            epilog=f"example:\n  {verb.EXAMPLE}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    for name, line in VERBS.items():
+        formatter = argparse.RawDescriptionHelpFormatter
+        sub = verbs.add_parser(name, help=line, description=line, formatter_class=formatter)
         if name == called:
+            verb = load_verb(name)
+            sub.epilog = f"example:\n  {verb.EXAMPLE}"
             verb.add_arguments(sub)
     return parser
+
+
+def check_packages() -> None:
+    """UsageError when PYTHONPATH leads to somebody else's package of one of our names."""
+    ours = Path(environments.__file__).parents[1]
+    for name in OTHER_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        place = spec.origin if spec is not None else None
+        if place is None or Path(place).parents[1] != ours:
+            found = f"found at {place}" if place else "not found"
+            raise UsageError(
+                f"the package {name} of hermes-rl is expected in {ours} but {found}: "
+                "rename your own package, or take its folder out of PYTHONPATH"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; bad input prints one sentence on stderr and exits 2."""
     words, settings = split_settings(sys.argv[1:] if argv is None else argv)
     try:
+        check_packages()
         args = build_parser(words).parse_args(words)
         verb = load_verb(args.verb)
         if settings and not getattr(verb, "TAKES_SETTINGS", False):

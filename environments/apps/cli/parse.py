@@ -15,14 +15,12 @@ from environments.errors import UsageError
 if TYPE_CHECKING:
     from tool_parsers import Parsed, Parser
 
-HELP = "take model text apart into content, reasoning and tool calls"
 EXAMPLE = """echo '<tool_call>{"name": "ls", "arguments": {}}</tool_call>' | hermes-rl parse --parser hermes"""
 _STARTS = ("content", "reasoning", "header")
 _RECORD_KEYS = ("id", "parser", "input_text", "tools", "start_state")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's flags."""
     from tool_parsers import list_parsers
 
     parser.add_argument("--parser", metavar="NAME", help=f"the format: {', '.join(list_parsers())}")

@@ -1,15 +1,36 @@
-"""`hermes-rl pool`: which sandboxes there are, what was left behind, what a provider keeps of its promises."""
+"""`hermes-rl pool`: what sandboxes there are, what was left behind, and whether a provider keeps its promises."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-HELP = "Sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster."
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from environments.errors import UsageError
+from sandbox_pool import PoolConfig, SandboxError, SlotPool
+from sandbox_pool.journal.gc import Liveness, collect_orphans, default_place
+from sandbox_pool.journal.journal import Journal
+from sandbox_pool.journal.owner import this_process
+from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider
+
+if TYPE_CHECKING:
+    from sandbox_pool.conformance import Check, CheckResult
+
 EXAMPLE = "hermes-rl pool bench --slots 16 --json"
+
+PROMISES = {"exec_p50": 1.0, "exec_p99": 3.0, "cycle_p50": 8.0}
+"""Ratios to the control that must not be exceeded; throughput must reach 0.7 of it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the actions and their flags."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     status = actions.add_parser("status", help="hosts and leases of every process of this user")
     gc = actions.add_parser("gc", help="remove what dead processes left behind")
@@ -19,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="run the conformance suite against a provider")
     check.add_argument("--only", action="append", default=[], metavar="TEXT", help="only checks whose id contains TEXT")
     check.add_argument("--list", action="store_true", help="list the checks and their promises, run nothing")
-    bench = actions.add_parser("bench", help="measure a provider beside bare subprocesses")
+    bench = actions.add_parser("bench", help="measure a provider and, in the same run, bare subprocesses")
     bench.add_argument("--rounds", type=int, default=100, help="samples per latency (default 100)")
     bench.add_argument("--throughput-s", type=float, default=2.0, help="seconds per throughput sample (default 2)")
     bench.add_argument("--transfer-mb", type=int, default=100, help="size of the transferred file (default 100)")
@@ -44,14 +65,256 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the action."""
-    from environments.apps.cli import pool_actions
-
-    actions = {
-        "status": pool_actions.status,
-        "gc": pool_actions.gc,
-        "check": pool_actions.check,
-        "bench": pool_actions.bench,
-        "job": pool_actions.job,
-    }
+    """Do the action; each prints a table for people, or JSON for programs."""
+    actions = {"status": status, "gc": gc, "check": check, "bench": bench, "job": job}
     return actions[args.action](args)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def _state_dir(args: argparse.Namespace) -> Path:
+    return PoolConfig(state_dir=args.state_dir).resolved_state_dir()
+
+
+def status(args: argparse.Namespace) -> int:
+    """Hosts and leases on record, and whether their owners live."""
+    journal = Journal(_state_dir(args))
+    live, owners = Liveness(journal.owners()), journal.owners()
+    hosts, leases = journal.hosts(), journal.leases()
+    journal.close()
+    rows = []
+    for host in hosts:
+        owner = owners.get(host.owner)
+        held = [lease for lease in leases if lease.host == host.name]
+        rows.append(
+            {
+                "name": host.name,
+                "provider": host.provider,
+                "state": host.state,
+                "isolation": host.isolation,
+                "slots": host.slots,
+                "leased": len(held),
+                "tasks": [lease.task_id for lease in held],
+                "age_s": round(time.time() - host.created_s, 1),
+                "owner_pid": owner.owner.pid if owner else None,
+                "owner_command": owner.command if owner else "",
+                "owner_alive": live.alive(host.owner),
+            }
+        )
+    if args.json:
+        _print_json({"state_dir": str(_state_dir(args)), "hosts": rows})
+    else:
+        _status_table(rows)
+    return 0
+
+
+def _status_table(rows: list[dict[str, Any]]) -> None:
+    console = Console()
+    if not rows:
+        console.print("No hosts.")
+        return
+    table = Table(title="hosts", title_justify="left")
+    for column in ("host", "provider", "state", "isolation", "leased", "age", "owner"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        owner = f"pid {row['owner_pid']}" if row["owner_alive"] else f"[red]pid {row['owner_pid']} is dead[/red]"
+        leased = f"{row['leased']}/{row['slots']}"
+        age = f"{row['age_s']:.0f} s"
+        table.add_row(row["name"], row["provider"], row["state"], row["isolation"], leased, age, owner)
+    console.print(table)
+    if not all(row["owner_alive"] for row in rows):
+        console.print("Hosts without a living owner are removed by `hermes-rl pool gc`.")
+
+
+def gc(args: argparse.Namespace) -> int:
+    """Remove leftovers; 1 when something could not be removed."""
+    state_dir = _state_dir(args)
+    journal = Journal(state_dir)
+    me = this_process()
+    try:
+        places = [default_place(name, options=_options(args)) for name in args.provider]
+        if args.scratch_dir:
+            places.append(default_place("local", Path(args.scratch_dir)))
+        report = asyncio.run(collect_orphans(journal, state_dir, me, places=places))
+        journal.forget_owner(me.tag())
+    finally:
+        journal.close()
+    if args.json:
+        _print_json({"left": report.left, "actions": [vars(action) for action in report.actions]})
+        return 1 if report.left else 0
+    for action in report.actions:
+        print(action.text())
+    removed = sum(action.done == "destroyed" for action in report.actions)
+    print(f"{removed} removed, {report.left} left")
+    return 1 if report.left else 0
+
+
+def _options(args: argparse.Namespace) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for text in args.option:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"--option {text!r} is not KEY=VALUE")
+        options[key] = value
+    return options
+
+
+def _config(args: argparse.Namespace) -> PoolConfig:
+    fields = {
+        "provider": args.provider,
+        "provider_options": _options(args),
+        "slots_per_host": args.slots,
+        "max_hosts": 1,
+        "min_isolation": args.min_isolation,
+        "scratch_dir": args.scratch_dir,
+        "state_dir": args.state_dir,
+    }
+    try:
+        config = PoolConfig(**fields)
+        load_provider(config.provider, ProviderContext.of(config, this_process().tag()), config.provider_options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error
+    except (ValueError, SandboxError) as error:
+        raise UsageError(str(error)) from error
+    return config
+
+
+def check(args: argparse.Namespace) -> int:
+    """Run the conformance suite; 1 when a promise was not kept."""
+    from sandbox_pool.conformance import all_checks
+
+    chosen = [check for check in all_checks() if not args.only or any(text in check.id for text in args.only)]
+    if not chosen:
+        raise UsageError(
+            f"no check's id contains {' or '.join(map(repr, args.only))} (see `hermes-rl pool check --list`)"
+        )
+    if args.list:
+        for item in chosen:
+            print(f"{item.id:62} {item.promise}")
+        return 0
+    try:
+        info, results = asyncio.run(_run_checks(_config(args), chosen, quiet=args.json))
+    except SandboxError as error:
+        raise UsageError(f"the provider {args.provider!r} could not be started: {error}") from error
+    _show_checks(info, results, as_json=args.json)
+    return 1 if any(result.verdict == "failed" for result in results) else 0
+
+
+def _show_checks(info: dict[str, Any], results: list[CheckResult], *, as_json: bool) -> None:
+    counts = {verdict: sum(r.verdict == verdict for r in results) for verdict in ("passed", "failed", "not promised")}
+    if as_json:
+        _print_json({**info, "counts": counts, "checks": [vars(result) for result in results]})
+        return
+    _check_table(results)
+    print(f"{info['provider']} at {info['isolation']}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+
+
+async def _run_checks(
+    config: PoolConfig, chosen: list[Check], *, quiet: bool
+) -> tuple[dict[str, Any], list[CheckResult]]:
+    from sandbox_pool.conformance import run_checks
+    from sandbox_pool.conformance.runner import make_context
+
+    results = []
+    async with SlotPool.from_config(config) as pool:
+        context = await make_context(pool)
+        with _progress(quiet) as progress:
+            task = progress.add_task("checks", total=len(chosen))
+            async for result in run_checks(chosen, context):
+                results.append(result)
+                progress.advance(task)
+        context.close()
+    order = {check.id: position for position, check in enumerate(chosen)}
+    info = {
+        "provider": config.provider,
+        "isolation": context.info.isolation,
+        "variant": context.info.variant,
+        "missing": list(context.info.missing),
+    }
+    return info, sorted(results, key=lambda result: order[result.id])
+
+
+def _check_table(results: list[CheckResult]) -> None:
+    colours = {"passed": "green", "failed": "red", "not promised": "yellow"}
+    table = Table()
+    for column in ("check", "verdict", "promise"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        promise = result.promise if result.verdict == "passed" else f"{result.promise}\n{result.detail}"
+        verdict = "not promised here" if result.verdict == "not promised" else result.verdict
+        table.add_row(result.id, f"[{colours[result.verdict]}]{verdict}[/]", promise)
+    Console().print(table)
+
+
+def _progress(quiet: bool) -> Progress:
+    """On a terminal a bar on stderr; nothing in a pipe."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+
+
+def job(args: argparse.Namespace) -> int:
+    """Print a provider's job as JSON, the form that its cluster takes."""
+    config = _config(args)
+    provider = load_provider(config.provider, ProviderContext.of(config, this_process().tag()), config.provider_options)
+    if not isinstance(provider, HasJob):
+        raise UsageError(f"hosts of the provider {args.provider!r} are not started from a job")
+    try:
+        _print_json({"Job": provider.job(config.spec)})
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Measure the provider, and its controls in the same run."""
+    from environments.apps.bench.bench_pool import BenchPlan, run_bench, run_many
+
+    plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb)
+    console = Console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(f"measuring: {text}", style="dim")
+
+    async def measure() -> dict[str, Any]:
+        # One slot more than is measured: the snapshot's own lease stays while forks come and go.
+        config = _config(args)
+        async with SlotPool.from_config(config.model_copy(update={"slots_per_host": args.slots + 1})) as pool:
+            result = await run_bench(pool, plan, say)
+        if args.many:
+            say(f"{args.many} slots at once")
+            result["many"] = await run_many(config, args.many)
+        return result
+
+    try:
+        result = asyncio.run(measure())
+    except SandboxError as error:
+        raise UsageError(f"the provider {args.provider!r} could not be measured: {error}") from error
+    if args.json:
+        _print_json(result)
+    else:
+        _bench_table(result)
+    return 0
+
+
+def _bench_table(result: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(title=f"{result['provider']} at {result['isolation']}, {result['slots']} slots", title_justify="left")
+    for column in ("ms", "p50", "p95", "p99"):
+        table.add_column(column, justify="left" if column == "ms" else "right")
+    for name, value in result.items():
+        if isinstance(value, dict) and "p50" in value:
+            table.add_row(name.removesuffix("_ms"), *(f"{value[q]:.2f}" for q in ("p50", "p95", "p99")))
+    console.print(table)
+    names = ("throughput_per_s", "control_throughput_per_s", "idle_kb_per_slot", "parallel_sleep_0_2_wall_s")
+    for name in (*names, "upload_mb_per_s", "download_mb_per_s", "transfer_exact"):
+        console.print(f"{name:26} {result[name]}")
+    if "many" in result:
+        console.print("many at once               " + ", ".join(f"{k} {v}" for k, v in result["many"].items()))
+    for name, ratio in result["ratios"].items():
+        kept = ratio >= 0.7 if name == "throughput" else ratio <= PROMISES[name]
+        wanted = ">= 0.7" if name == "throughput" else f"<= {PROMISES[name]:g}"
+        console.print(f"{name:26} {ratio} x control ({wanted}: {'kept' if kept else 'not kept'})")

@@ -1,18 +1,15 @@
-"""`hermes-rl process CONFIG [--env.key value ...]`."""
+"""`hermes-rl process CONFIG [--env.key value ...]`; and what `serve` and `evaluate` share with it."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from environments.apps.cli.launching import add_config, add_run_directory, launch
-
-HELP = "roll out a number of groups into a file, resuming where an earlier start stopped"
 EXAMPLE = "hermes-rl process terminal_tasks --env.total_steps 4 --env.group_size 4"
 TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add_config(parser)
     add_run_directory(parser)
 
@@ -20,3 +17,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run to the end, or until a signal; the same command goes on from there."""
     return launch(args, "process")
+
+
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    count = None if required else "?"
+    parser.add_argument("config", metavar="CONFIG", nargs=count, help="YAML file, or the name of a shipped config")
+
+
+def add_run_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME)")
+    parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+
+
+def launch(args: argparse.Namespace, verb: str) -> int:
+    """Build the environment of a config and run one verb of it, to its end or until a signal."""
+    from environments.config.yaml_file import find_config
+
+    find_config(args.config)  # a wrong name is answered before anything heavy is imported
+    from environments.launch import configure_logging, load_environment, run_verb
+
+    configure_logging()
+    env = load_environment(args.config, args.settings)
+    return run_verb(env, verb, getattr(args, "out", None), getattr(args, "fresh", False))

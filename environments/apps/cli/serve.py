@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from environments.apps.cli.launching import add_config, launch
+from environments.apps.cli.process import add_config, launch
 
-HELP = "feed rollouts to a trainer through Atropos' run-api"
 EXAMPLE = "hermes-rl serve terminal_tasks_vllm --env.rollout_server_url http://127.0.0.1:8000"
 TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     add_config(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the trainer is done or a signal comes; exit code 1 when run-api stayed away too long."""
-    from environments.atropos.link import ApiLost
+    """Serve until the trainer is done or a signal comes; exit code 1 when run-api did not come back in time."""
+    from environments.atropos.api import ApiLost
 
     try:
         return launch(args, "serve")

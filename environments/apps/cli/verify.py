@@ -1,4 +1,4 @@
-"""`hermes-rl verify`: proves a file of stored rollouts right, or names the first violation."""
+"""`hermes-rl verify`: proves that stored rollouts are token-exact, or names the first violation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from agent_loop.records.record import RolloutRecord
     from agent_loop.records.verify import Report
 
-HELP = "prove that stored rollouts are token-exact, offline or by asking the model again"
-EXAMPLE = "hermes-rl verify runs/latest/rollouts.jsonl --against http://127.0.0.1:8080"
+EXAMPLE = "hermes-rl verify runs/demo/rollouts.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="rollouts, one JSON record on each line")
     parser.add_argument("--against", metavar="URL", help="ask this server again at random sampled positions")
     parser.add_argument("--backend", default="auto", help="auto, llamacpp, vllm or sglang (default: ask the server)")

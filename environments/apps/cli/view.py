@@ -7,14 +7,14 @@ from pathlib import Path
 
 from environments.errors import UsageError
 
-HELP = "make an HTML page of a rollouts.jsonl"
 EXAMPLE = "hermes-rl view runs/demo/rollouts.jsonl --open"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the verb."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a rollouts.jsonl, or the folder of a run")
-    parser.add_argument("--output", metavar="HTML", type=Path, help="where to write (default: report.html beside FILE)")
+    parser.add_argument(
+        "--output", metavar="HTML", type=Path, help="where to write (default: report.html in its folder)"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(
         "--max-chars", type=int, default=20_000, metavar="N", help="cut longer texts in the middle (default: 20000)"

@@ -1,5 +1,5 @@
 """`hermes-rl learn`: a real model learns through the whole pipeline on this machine.
 
-One process owns the rest: run-api, llama.cpp behind a front whose weights change, the environment in serve mode, and
-the reference trainer. It evaluates on held-out tasks, shows what happens, and leaves a run directory behind.
+One process starts the rest: run-api, llama.cpp behind a front whose weights change, the environment in serve mode, and
+the reference trainer. It evaluates on held-out tasks, prints what happens, and writes a run directory.
 """

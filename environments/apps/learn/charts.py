@@ -1,4 +1,4 @@
-"""Curves as SVG: points with error bars, one line per run, a legend; no script, so they stand in a page or a README."""
+"""Charts as SVG: points with error bars, one line per run, a legend. Without scripts, so a README can show them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ Entries = Sequence[Mapping[str, Any]]
 
 
 def held_out(runs: Mapping[str, Entries], over_minutes: bool = False) -> Chart:
-    """Success on held-out tasks with standard errors: the picture that says whether it learned."""
+    """Success on held-out tasks with standard errors: the chart that says whether it learned."""
     lines = [Line(name, _points(entries, "evaluation", "success", over_minutes)) for name, entries in runs.items()]
     title = "Held-out tasks solved in the sandbox, temperature 1.0 (± standard error)"
     return Chart(title, lines, "minutes" if over_minutes else "step", 0.0, 1.0, as_percent=True)
 
 
 def all_charts(runs: Mapping[str, Entries]) -> list[Chart]:
-    """Everything the report shows."""
-
     def of(title: str, key: str, event: str = "step", **look: Any) -> Chart:
         return Chart(title, [Line(name, _points(entries, event, key)) for name, entries in runs.items()], **look)
 
@@ -53,7 +51,7 @@ FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 @dataclass(frozen=True)
 class Point:
-    """One value, with its standard error where there is one."""
+    """`error` is the standard error."""
 
     x: float
     y: float
@@ -62,15 +60,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve."""
-
     name: str
     points: Sequence[Point]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture. Bounds that are not given are taken from the points."""
+    """Bounds that are not given are taken from the points."""
 
     title: str
     lines: Sequence[Line]
@@ -80,7 +76,6 @@ class Chart:
     as_percent: bool = False
 
     def svg(self) -> str:
-        """The picture as one element."""
         lines = [line for line in self.lines if line.points]
         scale = _Scale.of(self, lines)
         name = f'role="img" aria-label="{escape(self.title)}"'

@@ -1,4 +1,4 @@
-"""What `learn` shows while it runs: a live board on a terminal, plain lines in a pipe, JSON on request."""
+"""What `learn` prints while it runs: a live table on a terminal, plain lines in a pipe, JSON on request."""
 
 from __future__ import annotations
 
@@ -25,10 +25,34 @@ STEP_ROWS = (
 )
 """Title, key, and bounds of the sparkline where they are fixed."""
 SHARES = frozenset({"success", "parse_rate"})
+LINE_EVERY_S = 10.0
+BARS = "▁▂▃▄▅▆▇█"
 
 
-class BoardShow:
-    """Redraws itself; what must stay readable afterwards (evaluations) is printed above it as lines."""
+class Display(Protocol):
+    """Is told what happens."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """What is being done now."""
+
+    def event(self, entry: dict[str, Any]) -> None:
+        """A line of metrics.jsonl: a step or an evaluation."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Tasks of the evaluation that are finished."""
+
+    def end(self, lines: Sequence[str]) -> None:
+        """The result, printed last."""
+
+
+class LiveDisplay:
+    """A table that is redrawn in place. Evaluations are also printed above it as lines, which stay."""
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out)
@@ -49,11 +73,9 @@ class BoardShow:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """The line below the table."""
         self._status, self._evaluation = text, ""
 
     def event(self, entry: dict[str, Any]) -> None:
-        """New figures."""
         if entry["event"] == "evaluation":
             self._evaluations.append(entry)
             self._console.print(Text(f"{clock(time.monotonic() - self._began)} {sentence(entry)}"))
@@ -61,11 +83,9 @@ class BoardShow:
             self._steps.append(entry)
 
     def evaluating(self, done: int, total: int) -> None:
-        """How far the evaluation is."""
         self._evaluation = f": {done} of {total} tasks"
 
     def end(self, lines: Sequence[str]) -> None:
-        """Below the board, which stays as it was."""
         self._status, self._evaluation = "", ""
         self._live.stop()
         for line in lines:
@@ -91,33 +111,7 @@ class BoardShow:
         return Group(*lines)
 
 
-LINE_EVERY_S = 10.0
-BARS = "▁▂▃▄▅▆▇█"
-
-
-class Show(Protocol):
-    """Hears what happens."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def say(self, text: str) -> None:
-        """What goes on now."""
-
-    def event(self, entry: dict[str, Any]) -> None:
-        """A line of metrics.jsonl: a step or an evaluation."""
-
-    def evaluating(self, done: int, total: int) -> None:
-        """Tasks of the evaluation that are finished."""
-
-    def end(self, lines: Sequence[str]) -> None:
-        """What came of it; said last."""
-
-
-class JsonShow:
+class JsonDisplay:
     """One JSON object per line."""
 
     def __init__(self, out: TextIO) -> None:
@@ -130,24 +124,20 @@ class JsonShow:
         return None
 
     def say(self, text: str) -> None:
-        """As an event of its own."""
         self.event({"event": "status", "text": text})
 
     def event(self, entry: dict[str, Any]) -> None:
-        """As it is."""
         self._out.write(orjson.dumps(entry).decode() + "\n")
         self._out.flush()
 
     def evaluating(self, done: int, total: int) -> None:
-        """As an event of its own."""
         self.event({"event": "evaluating", "done": done, "total": total})
 
     def end(self, lines: Sequence[str]) -> None:
-        """As an event of its own."""
         self.event({"event": "end", "lines": list(lines)})
 
 
-class PlainShow:
+class PlainDisplay:
     """A line per event, and one now and then while an evaluation runs."""
 
     def __init__(self, out: TextIO, every_s: float = LINE_EVERY_S) -> None:
@@ -161,38 +151,32 @@ class PlainShow:
         return None
 
     def say(self, text: str) -> None:
-        """A line."""
         self._last_s = time.monotonic()
         self._out.write(f"{clock(self._last_s - self._began)} {text}\n")
         self._out.flush()
 
     def event(self, entry: dict[str, Any]) -> None:
-        """A line with the figures."""
         self.say(sentence(entry))
 
     def evaluating(self, done: int, total: int) -> None:
-        """A line, unless one was written a moment ago."""
         if time.monotonic() - self._last_s >= self._every_s:
             self.say(f"evaluating: {done} of {total} tasks")
 
     def end(self, lines: Sequence[str]) -> None:
-        """As they are."""
         self._out.write("".join(f"{line}\n" for line in lines))
         self._out.flush()
 
 
-def show_for(as_json: bool, out: TextIO | None = None) -> Show:
-    """The kind that suits where the output goes."""
+def display_for(as_json: bool, out: TextIO | None = None) -> Display:
     stream = sys.stdout if out is None else out
     if as_json:
-        return JsonShow(stream)
+        return JsonDisplay(stream)
     if stream.isatty():
-        return BoardShow(stream)
-    return PlainShow(stream)
+        return LiveDisplay(stream)
+    return PlainDisplay(stream)
 
 
 def sentence(entry: dict[str, Any]) -> str:
-    """An event in one line."""
     if entry["event"] == "evaluation":
         kinds = ", ".join(f"{kind} {percent(part['success'])}" for kind, part in entry["by_kind"].items())
         return (
@@ -209,13 +193,13 @@ def sentence(entry: dict[str, Any]) -> str:
 
 
 def time_split(entry: dict[str, Any]) -> str:
-    """Seconds of a step by what they went into."""
+    """How the seconds of a step were spent."""
     names = {"sampling_s": "sampling", "tools_s": "tools", "train_s": "training", "sync_s": "sync"}
     return " ".join(f"{name} {number(entry.get(key), 1)} s" for key, name in names.items())
 
 
 def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
-    """Bars of one character each; what is missing is a blank."""
+    """One character per value; a blank where a value is missing."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -226,22 +210,18 @@ def sparkline(values: Sequence[float | None], low: float | None = None, high: fl
 
 
 def percent(value: float | None) -> str:
-    """A share."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def with_error(entry: dict[str, Any]) -> str:
-    """Success with its standard error."""
     error = entry.get("standard_error")
     return percent(entry.get("success")) + ("" if error is None else f" ± {100 * error:.1f}")
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes:3d}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""Evaluation of a run: held-out tasks, always the same ones, sampled through the front's evaluation lane."""
+"""Evaluation of a run: always the same held-out tasks, sampled from the front under `/eval`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 from agent_loop.local_models.cpu_model.prefix import common_prefix
 from agent_loop.model.backends.backend import GROUP
 from agent_loop.records.record import RolloutRecord
+from environments.apps.learn.plan import LearnRunConfig
 from environments.base import HermesAgentBaseEnv
-from environments.config.settings import RunConfig, ServerConfig
+from environments.config.settings import ServerConfig
 from environments.rollouts.evaluation import evaluation_rollouts, store_records
 from environments.rollouts.group import GroupResult
 from environments.rollouts.planning import item_field
@@ -25,18 +26,18 @@ from environments.runs.summary import mean, summarize_slice
 
 
 def parses(record: RolloutRecord) -> bool:
-    """Whether the answer has a tool call and every call in it fits its schema."""
+    """Whether the answer has a tool call, and every call fits its schema."""
     attempted = record.metrics.get("tool_calls_attempted", 0.0)
     return attempted > 0 and record.metrics.get("tool_calls_schema_valid", 0.0) == attempted
 
 
 def parse_rate(records: Sequence[RolloutRecord]) -> float | None:
-    """Share of answers that parse, of rollouts that show the policy."""
+    """Share of answers that parse, among trainable rollouts."""
     return mean([float(parses(record)) for record in records if record.trainable])
 
 
 def success(records: Sequence[RolloutRecord]) -> dict[str, Any]:
-    """Mean verifier score with its standard error, clustered by task; shaping does not enter."""
+    """Mean verifier score with its standard error, clustered by task, without shaping."""
     figures = summarize_slice("", records)
     return {
         "success": figures.mean_score,
@@ -47,7 +48,7 @@ def success(records: Sequence[RolloutRecord]) -> dict[str, Any]:
 
 
 def evaluation_figures(records: Sequence[RolloutRecord], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Figures of one evaluation, over all and by kind of task; `kinds` names the kind of each item."""
+    """Figures of one evaluation, in total and by kind of task; `kinds` gives the kind of each item."""
     by_kind: defaultdict[str, list[RolloutRecord]] = defaultdict(list)
     for record in records:
         by_kind[kinds[record.item_id]].append(record)
@@ -85,21 +86,19 @@ class RolloutTail:
 
 
 GROUPS_AT_ONCE = 3
-"""One is sampled while another's tools run and a third is being verified."""
+"""One is sampled while the tools of another run and a third is verified."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass
 class Evaluator:
-    """The environment of the evaluation, and its items."""
-
     env: HermesAgentBaseEnv
     items: Sequence[Any]
     kinds: dict[str, str]
 
     async def run(self, step: int, path: Path, progress: Progress) -> dict[str, Any]:
-        """Roll out, store the records, and sum up; `progress` hears of each finished task."""
+        """Roll out, store the records, and sum up; `progress` is called for each finished task."""
         began, done = time.monotonic(), 0
 
         def on_group(_group: GroupResult) -> None:
@@ -115,9 +114,9 @@ class Evaluator:
 
 @asynccontextmanager
 async def open_evaluator(
-    kind: type[HermesAgentBaseEnv], config: RunConfig, server: ServerConfig
+    kind: type[HermesAgentBaseEnv], config: LearnRunConfig, server: ServerConfig
 ) -> AsyncIterator[Evaluator]:
-    """An environment of its own beside the one that trains, with a pool of its own."""
+    """An environment and a pool of its own, apart from those that train."""
     samples = config.learn.eval_samples or config.env.eval_samples
     settings = config.env.model_copy(
         update={

@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def write_report(folder: Path, path: Path, compared: Sequence[Path] = ()) -> None:
-    """Build the page of a run and put it at `path`; `compared` runs are drawn beside it."""
+    """Write the page of a run to `path`; its charts also show the `compared` runs."""
     runs = {place.name: read_entries(place) for place in (folder, *compared)}
     entries = runs[folder.name]
     charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in all_charts(runs))
@@ -38,7 +38,7 @@ def write_report(folder: Path, path: Path, compared: Sequence[Path] = ()) -> Non
 
 
 def verdict(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What came of it, in one sentence."""
+    """The result of a run in one sentence."""
     evaluations = [entry for entry in entries if entry["event"] == "evaluation"]
     if not evaluations:
         return "No evaluation yet."
@@ -120,7 +120,7 @@ def _task(record: RolloutRecord) -> str:
 
 
 def _answer(record: RolloutRecord) -> str:
-    """What the model wrote, and what it was worth."""
+    """What the model wrote, and whether it solved the task."""
     sampled = [message for message in record.messages if message["role"] == "assistant"]
     last = sampled[-1] if sampled else {}
     calls = [call["function"] for call in last.get("tool_calls") or []]

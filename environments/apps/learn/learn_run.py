@@ -1,31 +1,31 @@
-"""One run of `learn`: brings the parts up, watches them, evaluates between steps, and takes everything down.
+"""One run of `learn`: starts the processes, watches them, evaluates between steps, and stops everything.
 
-The cycle belongs to the trainer: it takes a batch, trains, and hands new weights to the front. Before the front opens
-its gate again it asks us (`_between`), and that is where evaluation happens and where a run ends that has no time left.
+The trainer sets the pace: it takes a batch, trains, and hands new weights to the front. Before the front lets requests
+through again it calls `_before_open`. There we evaluate, and end a run that has no time left for another step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import statistics
 import sys
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from agent_loop.local_models.cpu_model import SwappableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
-from environments.apps.learn.children import Child
-from environments.apps.learn.display import Show
+from environments.apps.learn.child_process import Child
+from environments.apps.learn.display import Display
 from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
-from environments.atropos.api import until_up
+from environments.atropos.api import run_api_command, until_up
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
@@ -33,7 +33,7 @@ RECENT = 5
 
 
 class Clock:
-    """Time of a run; that of earlier starts counts as passed for the curves, but not against the limit."""
+    """Time of a run. Earlier starts of a resumed run count in the curves, but not against the limit."""
 
     def __init__(self, minutes: float | None, earlier_s: float = 0.0) -> None:
         self._began = time.monotonic()
@@ -44,19 +44,16 @@ class Clock:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the first start of the run."""
         return self._earlier_s + time.monotonic() - self._began
 
     def step_took(self, seconds: float) -> None:
-        """One more step."""
         self._steps_s.append(seconds)
 
     def evaluation_took(self, seconds: float) -> None:
-        """The last evaluation."""
         self._evaluation_s = seconds
 
     def another_step_fits(self) -> bool:
-        """Whether one more step and the last evaluation would end in time."""
+        """Whether one more step and the final evaluation would end in time."""
         if self._limit_s is None or not self._steps_s:
             return True
         step_s = statistics.median(self._steps_s[-RECENT:])
@@ -65,18 +62,16 @@ class Clock:
 
 INTERRUPTED = 130
 SERVE_ENDS_FIRST_S = 5.0
-"""The environment may be gone this long before we hear that the trainer has taken the last batch."""
+"""The environment may end this long before the trainer reports that it has taken the last batch."""
 
 
 class LearnFailed(Exception):
-    """A part of the run was lost; one sentence says which and what it said."""
+    """A process of the run failed; one sentence says which, and its last message."""
 
 
 class LearnRun:
-    """Everything that happens between the first and the last line of `hermes-rl learn`."""
-
-    def __init__(self, plan: LearnPlan, show: Show) -> None:
-        self._plan, self._show = plan, show
+    def __init__(self, plan: LearnPlan, display: Display) -> None:
+        self._plan, self._display = plan, display
         self._folder = RunFolder(plan.out, resume=plan.resume, fresh=plan.fresh)
         self._front: SwappableModel | None = None
         self._evaluator: Evaluator | None = None
@@ -95,13 +90,13 @@ class LearnRun:
     async def run(self) -> int:
         """The exit code: 0 when all steps are made or the time is up, 130 when interrupted. LearnFailed otherwise."""
         stop = Stop()
-        with stop.on_signals(), self._folder, self._show:
+        with stop.on_signals(), self._folder, self._display:
             work = asyncio.create_task(self._work())
             stopping = asyncio.create_task(stop.draining.wait())
             try:
                 await asyncio.wait({work, stopping}, return_when="FIRST_COMPLETED")
                 if not work.done():
-                    self._show.say("stopping: taking everything down")
+                    self._display.say("stopping")
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
                     await self._end(f"Interrupted; `--resume` goes on after step {self._folder.saved_step or 0}.")
@@ -121,7 +116,7 @@ class LearnRun:
         if resumed:
             self._clock = Clock(plan.config.learn.minutes, max((e["elapsed_s"] for e in folder.entries), default=0.0))
         async with AsyncExitStack() as stack:
-            self._show.say("starting llama.cpp and the slots")
+            self._display.say("starting llama.cpp and the slots")
             front = self._front = await stack.enter_async_context(
                 SwappableModel(**plan.model_options, held=True, before_open=self._before_open)
             )
@@ -130,7 +125,7 @@ class LearnRun:
             if not resumed:  # a resumed trainer hands over its weights first
                 await front.open()
             await front.share_prefix(await asyncio.to_thread(shared_prompt, folder.evaluation(0)))
-            self._show.say("starting run-api, the trainer and the environment")
+            self._display.say("starting run-api, the trainer and the environment")
             await self._watch(front, *await self._start_children(stack, front, resumed))
 
     async def _start_children(
@@ -139,32 +134,26 @@ class LearnRun:
         plan, folder = self._plan, self._folder
         port = free_port()
         api_url, model = f"http://127.0.0.1:{port}", front.model.path
-        command = [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]
-        api = await stack.enter_async_context(Child("run-api", command, folder.log("run-api")))
+        api = await stack.enter_async_context(Child("run-api", run_api_command(port), folder.log("run-api")))
         try:
             await until_up(api_url)
         except TimeoutError as error:
-            raise LearnFailed(f"run-api did not come up: {api.last_words()}") from error
+            raise LearnFailed(f"run-api did not start: {api.last_line()}") from error
         job = plan.trainer_job(api_url, front.url, model, folder.path, resumed)
         settings = folder.path / "trainer.json"
         write_whole(settings, job.model_dump_json(indent=2).encode())
         trainer = Child("trainer", [*plan.trainer, str(settings)], folder.log("trainer"), self._on_line)
         self._trainer = await stack.enter_async_context(trainer)
         config = plan.serve_config(api_url, plan.server(front.url, model), folder.rollouts)
-        command = [
-            sys.executable,
-            "-m",
-            "environments.apps.cli.main",
-            "serve",
-            str(folder.write_yaml("serve.yaml", config)),
-        ]
-        # The first signal asks it to finish what runs, and what runs waits at our gate; the second means it.
+        serve_config = str(folder.write_yaml("serve.yaml", config))
+        command = [sys.executable, "-P", "-m", "environments.apps.cli.main", "serve", serve_config]
+        # The first signal lets it finish its rollouts, which may be waiting for new weights; the second ends it.
         signals = (signal.SIGTERM, signal.SIGINT)
         serve = await stack.enter_async_context(Child("environment", command, folder.log("serve"), signals=signals))
         return api, trainer, serve
 
     async def _watch(self, front: SwappableModel, api: Child, trainer: Child, serve: Child) -> None:
-        """Until the trainer is done; LearnFailed as soon as a part is lost."""
+        """Return when the trainer is done; LearnFailed as soon as a process fails."""
         assert self._fault is not None
         model_lost = asyncio.create_task(front.lost())
         ends = {asyncio.create_task(child.ended()): child for child in (trainer, serve, api)}
@@ -175,7 +164,9 @@ class LearnRun:
                 if self._fault.done():
                     self._fault.result()
                 if model_lost.done():
-                    raise LearnFailed(f"llama.cpp ended by itself: {model_lost.result()[-300:] or 'it said nothing'}")
+                    raise LearnFailed(
+                        f"llama.cpp ended unexpectedly: {model_lost.result()[-300:] or 'it said nothing'}"
+                    )
                 for task in [task for task in ends if task.done()]:
                     if await self._is_over(ends.pop(task), task.result(), serve):
                         return
@@ -187,12 +178,12 @@ class LearnRun:
                 await self._ending
 
     async def _is_over(self, child: Child, code: int, serve: Child) -> bool:
-        """Whether this child's end is that of the run: the trainer is done, or was told to stop. The environment may
-        end before it, when there is no batch left to make; LearnFailed for every other end."""
+        """Whether the run is over: the trainer is done, or was told to stop. The environment may end before it, when
+        there is no batch left to make; LearnFailed for every other end."""
         if child is self._trainer and (code == 0 or self._ending is not None):
             return True
         if child is not serve or code != 0 or not await self._all_batches_taken():
-            raise LearnFailed(self._obituary(child, code))
+            raise LearnFailed(self._how_it_ended(child, code))
         return False
 
     async def _all_batches_taken(self) -> bool:
@@ -202,22 +193,22 @@ class LearnRun:
             return False
         return True
 
-    def _obituary(self, child: Child, code: int) -> str:
+    def _how_it_ended(self, child: Child, code: int) -> str:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        said = (self._error if child is self._trainer else "") or child.last_words() or "it said nothing"
+        said = (self._error if child is self._trainer else "") or child.last_line() or "it said nothing"
         return f"the {child.name} {how}: {said} (logs in {self._folder.path / 'logs'})"
 
     def _on_line(self, line: bytes) -> None:
-        """One event of the trainer; whatever else its libraries print goes by."""
+        """One event of the trainer; what its libraries print is ignored."""
         try:
             event = orjson.loads(line)
         except orjson.JSONDecodeError:
             return
         match event.get("event") if isinstance(event, dict) else None:
             case "ready":
-                self._show.say(f"the trainer is ready at step {event.get('step', 0)}")
+                self._display.say(f"the trainer is ready at step {event.get('step', 0)}")
             case "batch":
-                self._show.say(f"training step {event['step']}")
+                self._display.say(f"training step {event['step']}")
                 if event["step"] >= self._plan.config.trainer.steps:
                     self._all_taken.set()
             case "step":
@@ -233,16 +224,16 @@ class LearnRun:
         entry["tools_s"] = max(0.0, event.get("wait_s", 0.0) - entry.get("sampling_s", 0.0))
         entry["elapsed_s"] = self._clock.elapsed_s
         self._folder.add(entry)
-        self._show.event(entry)
+        self._display.event(entry)
         if step < self._last_step:
-            self._show.say(f"sampling for step {step + 1}")
+            self._display.say(f"sampling for step {step + 1}")
         elif step < self._plan.config.trainer.steps and self._ending is None and self._trainer is not None:
-            self._show.say("the time is up")
+            self._display.say("the time is up")
             self._ending = asyncio.create_task(self._trainer.stop())
 
     async def _before_open(self, version: str) -> None:
         try:
-            await self._between(int(version))
+            await self._on_new_weights(int(version))
         except Exception as error:
             failure = LearnFailed(f"the evaluation after step {version} failed: {error!r}")
             if self._fault is not None and not self._fault.done() and self._trainer is not None:
@@ -251,11 +242,11 @@ class LearnRun:
         finally:
             self._opened_at = time.monotonic()
 
-    async def _between(self, step: int) -> None:
-        """New weights are served and nothing is sampled yet: take stock, evaluate when it is due."""
+    async def _on_new_weights(self, step: int) -> None:
+        """They are served, and nothing is sampled yet: sum up the step, and evaluate when it is due."""
         if self._opened_at is not None:
             self._clock.step_took(time.monotonic() - self._opened_at)
-        self._prepared[step] = await self._take_stock()
+        self._prepared[step] = await self._sampling_figures()
         if step < self._last_step and not self._clock.another_step_fits():
             self._last_step = step
         every = self._plan.config.learn.eval_every
@@ -264,8 +255,8 @@ class LearnRun:
         if due and not known:
             self._prepared[step]["evaluated_s"] = await self._evaluate(step)
 
-    async def _take_stock(self) -> dict[str, Any]:
-        """What was sampled since the last step."""
+    async def _sampling_figures(self) -> dict[str, Any]:
+        """Of what was sampled since the last step."""
         assert self._front is not None
         assert self._tail is not None
         stats = self._front.stats()["train"]
@@ -282,11 +273,11 @@ class LearnRun:
 
     async def _evaluate(self, step: int) -> float:
         assert self._evaluator is not None
-        self._show.say(f"evaluating after step {step}")
-        entry = await self._evaluator.run(step, self._folder.evaluation(step), self._show.evaluating)
+        self._display.say(f"evaluating after step {step}")
+        entry = await self._evaluator.run(step, self._folder.evaluation(step), self._display.evaluating)
         self._clock.evaluation_took(entry["duration_s"])
         self._folder.add(entry | {"elapsed_s": self._clock.elapsed_s})
-        self._show.event(entry)
+        self._display.event(entry)
         await self._write_report()
         return float(entry["duration_s"])
 
@@ -296,8 +287,15 @@ class LearnRun:
         lines = [why, verdict(folder.entries), f"curves and examples: {folder.report}"]
         if folder.saved_step:
             lines.append(f"use the weights: hermes-rl evaluate --adapter {folder.path / 'adapter.gguf'}")
-        self._show.end([line for line in lines if line])
+        self._display.end([line for line in lines if line])
 
     async def _write_report(self) -> None:
         if self._folder.entries:
             await asyncio.to_thread(write_report, self._folder.path, self._folder.report)
+
+
+def learn(plan: LearnPlan, display: Display) -> int:
+    """Run it; the exit code."""
+    # The display and metrics.jsonl say what happens: no log lines between them.
+    logging.getLogger("environments").setLevel(logging.ERROR)
+    return asyncio.run(LearnRun(plan, display).run())

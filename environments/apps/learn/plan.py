@@ -1,7 +1,8 @@
-"""What `learn` is asked to do, and the settings it writes down for each of its processes."""
+"""What `learn` is asked to do, and the settings it writes for each of its processes."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,26 +10,49 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 
 from agent_loop.model.backends.backend import GROUP
-from environments.apps.reference_trainer.trainer_settings import TrainerJob
+from environments.apps.reference_trainer.trainer_settings import TrainerJob, TrainerSettings
 from environments.base import HermesAgentBaseEnv
-from environments.config import masked
+from environments.config.loader import masked
 from environments.config.settings import RunConfig, ServerConfig
 from environments.errors import UsageError
+from environments.launch import load_run
 
-REFERENCE_TRAINER = (sys.executable, "-m", "environments.apps.reference_trainer")
+NEEDED = ("xllamacpp", "gguf", "jax")
+REFERENCE_TRAINER = (sys.executable, "-P", "-m", "environments.apps.reference_trainer")
 SAMPLING_TIMEOUT_S = 3600.0
 MIN_ROLLOUT_TIMEOUT_S = 600.0
-"""Rollouts wait at the gate for a training step and an evaluation."""
+"""Rollouts wait while a step is trained and evaluated."""
+
+
+class LearnConfig(BaseModel):
+    """What `hermes-rl learn` does besides training."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    minutes: float | None = Field(default=None, gt=0)
+    """No new step is started when the last evaluation would then end later than this; None: all steps are made."""
+    eval_every: int = Field(default=10, ge=0)
+    """Steps between two evaluations; 0: only at the start and at the end."""
+    eval_items: int | None = Field(default=None, ge=1)
+    """Held-out tasks of one evaluation: the same ones each time; None: env.eval_items."""
+    eval_samples: int | None = Field(default=None, ge=1)
+    """Rollouts of each; None: env.eval_samples."""
+
+
+class LearnRunConfig(RunConfig):
+    """A config with the sections that only `learn` reads."""
+
+    learn: LearnConfig = Field(default_factory=LearnConfig)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
 
 
 @dataclass(frozen=True)
 class LearnPlan:
-    """One run of `learn`."""
-
     kind: type[HermesAgentBaseEnv]
-    config: RunConfig
+    config: LearnRunConfig
     out: Path
     resume: bool = False
     fresh: bool = False
@@ -48,11 +72,9 @@ class LearnPlan:
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """How the model is served."""
         return dict(self.config.servers()[0].options)
 
     def server(self, url: str, model: Path) -> ServerConfig:
-        """The front as a server that environments ask."""
         return ServerConfig(
             base_url=url,
             server_type="llamacpp",
@@ -62,12 +84,12 @@ class LearnPlan:
         )
 
     def as_run(self) -> dict[str, Any]:
-        """The whole config, secrets masked, for the reader of the run."""
+        """The whole config with secrets masked, for config.yaml of the run."""
         plain: dict[str, Any] = orjson.loads(orjson.dumps(masked(self.config), default=str))
         return plain
 
     def serve_config(self, api_url: str, server: ServerConfig, rollouts: Path) -> dict[str, Any]:
-        """Config of the environment that trains."""
+        """Config of the environment whose rollouts are trained on."""
         given = self.config.env
         settings = given.model_dump(mode="json", exclude_unset=True)
         settings |= {
@@ -88,7 +110,6 @@ class LearnPlan:
         }
 
     def trainer_job(self, api_url: str, model_url: str, model: Path, run_dir: Path, resume: bool) -> TrainerJob:
-        """Settings of the trainer's process."""
         return TrainerJob(
             **self.config.trainer.model_dump(),
             run_api_url=api_url,
@@ -99,3 +120,13 @@ class LearnPlan:
             group_size=self.config.env.group_size,
             max_token_len=self.config.env.max_token_length + 1,
         )
+
+
+def load_plan(
+    source: str, settings: Sequence[str], out: Path, resume: bool = False, fresh: bool = False, **more: Any
+) -> LearnPlan:
+    """Read the config and check that it can be run; UsageError says why not."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
+    kind, config = load_run(source, settings, None, LearnRunConfig)
+    return LearnPlan(kind, config, out, resume, fresh, **more)

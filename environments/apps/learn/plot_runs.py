@@ -1,4 +1,4 @@
-"""Held-out success of several runs in one picture.
+"""Held-out success of several runs in one chart.
 
 python -m environments.apps.learn.plot_runs RUN... --out FILE.svg
 """
@@ -17,7 +17,7 @@ from environments.errors import UsageError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the picture, or with a name that ends in .html the page of the first run beside the others."""
+    """Write the chart; to a name that ends in .html, the report of the first run with the others in its charts."""
     parser = argparse.ArgumentParser(prog="python -m environments.apps.learn.plot_runs", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory, or NAME=directory")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=".svg, or .html for the whole report")

@@ -1,9 +1,9 @@
-"""The run directory of `learn`: what is in it, who may write it, and what is kept when a run goes on.
+"""The run directory of `learn`: what is in it, and what is kept when a run is resumed. One process at a time writes it.
 
 config.yaml     the settings as run               rollouts.jsonl            training rollouts
 metrics.jsonl   a line per step and evaluation    evaluations/step-N.jsonl  their rollouts
-adapter.gguf    the newest weights                checkpoints/              what --resume goes on from
-report.html     curves and examples               logs/                     what each process said
+adapter.gguf    the newest weights                checkpoints/              what --resume continues from
+report.html     curves and examples               logs/                     logs of the processes
 """
 
 from __future__ import annotations
@@ -53,14 +53,13 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let others write."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @property
     def saved_step(self) -> int | None:
-        """The step of the last checkpoint, which a resumed trainer goes on from."""
+        """The step of the last checkpoint: a resumed run continues after it."""
         last = self.path / "checkpoints" / "last"
         found = _CHECKPOINT.fullmatch(last.resolve().name) if last.exists() else None
         return int(found[1]) if found else None
@@ -70,16 +69,13 @@ class RunFolder:
         return self.path / "evaluations" / f"step-{step}.jsonl"
 
     def log(self, name: str) -> Path:
-        """Log of one process."""
         return self.path / "logs" / f"{name}.log"
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Append to metrics.jsonl."""
         self.entries.append(entry)
         append_bytes(self.metrics, orjson.dumps(entry) + b"\n")
 
     def write_yaml(self, name: str, data: dict[str, Any]) -> Path:
-        """Store settings."""
         path = self.path / name
         write_whole(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120).encode())
         return path
@@ -103,5 +99,5 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl of a run; UsageError when there is none."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
-        raise UsageError(f"{folder} is no run of `hermes-rl learn`: it has no metrics.jsonl")
+        raise UsageError(f"{folder} is not a run of `hermes-rl learn`: it has no metrics.jsonl")
     return whole_lines(path)

@@ -1,7 +1,7 @@
 """`python -m environments.apps.reference_trainer SETTINGS.json`: events as lines of JSON on standard output.
 
-Ends with its parent. SIGTERM: the step that was begun is finished and saved. Exit 2: the settings are wrong; 1: a
-neighbour was lost or the batch is bad; both said in one sentence, as an `error` event too.
+It ends with its parent. On SIGTERM the current step is finished and saved. Exit code 2: the settings are wrong; 1:
+run-api or the front failed, or the batch is bad. The reason is one sentence, on stderr and as an `error` event.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from pydantic import ValidationError
 
 from agent_loop.local_models.cpu_model.weights import cache_dir
 from agent_loop.local_models.parent_death import die_with
-from environments.apps.reference_trainer.trainer import Stop
+from environments.apps.reference_trainer.trainer import StopRequest
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
 
 USAGE = "usage: python -m environments.apps.reference_trainer SETTINGS.json"
 
 
 def report(event: dict[str, Any]) -> None:
-    """One line of JSON."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
@@ -42,7 +41,7 @@ def read_job(arguments: list[str]) -> TrainerJob:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Compiled programs outlive the process: a second run starts at full speed."""
+    """Keep compiled programs between runs: the second starts at full speed."""
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -50,9 +49,8 @@ def keep_compiled(folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one job."""
     die_with(os.getppid())
-    stop = Stop()
+    stop = StopRequest()
     stop.on_signals()
     try:
         job = read_job(arguments)
@@ -65,14 +63,14 @@ def main(arguments: list[str]) -> int:
     from environments.apps.reference_trainer.llama import UnsupportedModel
     from environments.apps.reference_trainer.rows import BadBatch
     from environments.apps.reference_trainer.trainer import Trainer
-    from environments.apps.reference_trainer.trainer_api import NeighbourLost
+    from environments.apps.reference_trainer.trainer_api import RequestFailed
 
     try:
         Trainer(job, report, stop).run()
-    except (NeighbourLost, BadBatch, CheckpointMismatch, UnsupportedModel) as error:
+    except (RequestFailed, BadBatch, CheckpointMismatch, UnsupportedModel) as error:
         report({"event": "error", "message": str(error)})
         sys.stderr.write(f"{error}\n")
-        return 1 if isinstance(error, NeighbourLost | BadBatch) else 2
+        return 1 if isinstance(error, RequestFailed | BadBatch) else 2
     return 0
 
 

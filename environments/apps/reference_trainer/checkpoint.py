@@ -1,5 +1,8 @@
-"""Checkpoints: all of a `State` in one npz, written whole and then renamed; going on from one is bit for bit the same
-as never having stopped."""
+"""The files of a run: the adapter that llama.cpp loads, and checkpoints that a run can be resumed from.
+
+Each is written whole and then renamed, so that nobody reads half of it. A checkpoint is all of a `State` in one npz: a
+resumed run is bit for bit the same as one that never stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,36 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
-from environments.apps.reference_trainer.adam import AdamState
-from environments.apps.reference_trainer.learner import State
+from environments.apps.reference_trainer.learner import AdamState, State
 from environments.apps.reference_trainer.llama import Lora
 
 LAST = "last"
 
 
 class CheckpointMismatch(ValueError):
-    """The checkpoint is of another adapter than the settings ask for."""
+    """The checkpoint does not fit the adapter that the settings ask for."""
+
+
+def write_adapter(path: Path, lora: Lora, alpha: float, first_layer: int, version: str = "") -> None:
+    """`lora_a` is [rank, in] and `lora_b` [out, rank]; llama.cpp scales by alpha / rank."""
+    partial = path.with_name(path.name + ".partial")
+    writer = gguf.GGUFWriter(partial, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", alpha)
+    writer.add_string("general.version", version)
+    for name, matrices in lora.items():
+        for part, stacked in matrices.items():
+            for layer, matrix in enumerate(np.asarray(stacked, np.float32), first_layer):
+                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", np.ascontiguousarray(matrix))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(path)
 
 
 def save_checkpoint(folder: Path, state: State, keep: int) -> Path:
@@ -46,7 +68,7 @@ def save_checkpoint(folder: Path, state: State, keep: int) -> Path:
 
 
 def load_checkpoint(folder: Path, like: State) -> State | None:
-    """The last state, or None when there is none yet. `like` has the shapes that the settings ask for."""
+    """The last state, or None without one. `like` has the shapes that the settings ask for."""
     path = folder / LAST
     if not path.is_file():
         return None
@@ -69,6 +91,6 @@ def _fitting(path: Path, arrays: dict[str, Any], key: str, like: Any) -> Any:
         shape = None if found is None else found.shape
         raise CheckpointMismatch(
             f"{path}: {key} is {shape}, the settings ask for {like.shape}; resume with the rank, first_layer and model "
-            "it was started with, or start anew without resume"
+            "it was started with, or start over without resume"
         )
     return found

@@ -1,4 +1,4 @@
-"""The llama architecture in JAX, straight from the GGUF that llama.cpp samples with: the same weights, dequantized.
+"""The llama architecture in JAX, read from the GGUF that llama.cpp samples with: the same weights, dequantized.
 
 Only what training needs: logprobs of given tokens after a given context, with LoRA on the upper layers. Weights are
 arguments of the compiled functions; as constants inside they would be compiled in, which takes minutes.
@@ -26,11 +26,11 @@ Lora = dict[str, dict[str, Array]]
 
 
 class UnsupportedModel(ValueError):
-    """This GGUF holds something that is not computed here."""
+    """This GGUF needs something that is not computed here."""
 
 
 class Shape(NamedTuple):
-    """The numbers of the architecture; hashable, so that compiled functions can depend on them."""
+    """The sizes of the architecture; hashable, so that compiled functions can depend on them."""
 
     layers: int
     heads: int
@@ -48,7 +48,7 @@ class Model(NamedTuple):
 
 
 def load_model(path: Path, first_layer: int) -> Model:
-    """Read and dequantize; raises UnsupportedModel for what is not a plain llama."""
+    """Read and dequantize; UnsupportedModel for anything but a plain llama."""
     reader = gguf.GGUFReader(path)
     shape = _shape(path, reader, first_layer)
     tensors = {t.name: np.asarray(gguf.dequantize(t.data, t.tensor_type), np.float32) for t in reader.tensors}
@@ -68,6 +68,20 @@ def load_model(path: Path, first_layer: int) -> Model:
         "upper": stack(range(first_layer, shape.layers)),
     }
     return Model(shape, weights)
+
+
+def new_lora(model: Model, rank: int, seed: int) -> Lora:
+    """Random `a`, zero `b`: the adapter starts as the identity, and its first gradient reaches `b`."""
+    rng = np.random.default_rng(seed)
+    adapter = {}
+    for name in LINEARS:
+        layers, outputs, inputs = model.weights["upper"][name].shape
+        random = rng.standard_normal((layers, rank, inputs)) / np.sqrt(inputs)
+        adapter[name] = {
+            "a": random.astype(np.float32),
+            "b": np.zeros((layers, outputs, rank), np.float32),
+        }
+    return adapter
 
 
 def _shape(path: Path, reader: Any, first_layer: int) -> Shape:
@@ -95,7 +109,7 @@ def _shape(path: Path, reader: Any, first_layer: int) -> Shape:
 
 
 def logprobs(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, batch: Microbatch) -> Array:
-    """[M]: log p(target | everything before it in its row). The vocabulary is touched only where a token is trained."""
+    """[M]: log p(target | everything before it in its row). Logits are computed only where a token is trained."""
     states = _hidden(shape, weights, lora, scale, batch)
     chosen = _rms_norm(states[batch.places], weights["norm"], shape.norm_epsilon)
     logits = chosen @ weights["output"].T
@@ -104,7 +118,7 @@ def logprobs(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, ba
 
 
 def _hidden(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, batch: Microbatch) -> Array:
-    """[P + B * S, d]: states behind the last layer. Prefix and segments go through the linear maps as one long list."""
+    """[P + B * S, d]: states after the last layer. Prefix and segments go through the linear maps as one long list."""
     shared, (_, length) = len(batch.prefix), batch.segments.shape
     starts = shared + batch.parent_lengths
     positions = jnp.concatenate([jnp.arange(shared), (starts[:, None] + jnp.arange(length)).reshape(-1)])
@@ -141,7 +155,7 @@ def _hidden(shape: Shape, weights: dict[str, Any], lora: Lora, scale: float, bat
 
 
 def _hidden_keys(batch: Microbatch) -> Array:
-    """[B, S, P + S + S]: -1e9 for the keys that a token must not see: of its parent's padding, and behind itself."""
+    """[B, S, P + S + S]: -1e9 for the keys that a token must not see: padding of its parent, and later tokens."""
     shared, (count, length) = len(batch.prefix), batch.segments.shape
     steps = jnp.arange(length)
     of_parent = steps >= batch.parent_lengths[:, None, None]
@@ -164,7 +178,7 @@ def _prefix_attention(query: Array, key: Array, value: Array) -> Array:
 def _segments_attention(query: Array, key: Array, value: Array, batch: Microbatch, hidden_keys: Array) -> Array:
     """[B * S, heads * width]: each token sees the prefix, its segment's parent, and its segment up to itself.
 
-    Query heads that share a key head stand beside each other as if they were tokens: few, large matrix products."""
+    Query heads that share a key head are laid out as if they were tokens: few, large matrix products."""
     shared, (count, length) = len(batch.prefix), batch.segments.shape
     heads, width = key.shape[1:]
     grouped = query.reshape(count, length, heads, -1, width).transpose(2, 0, 3, 1, 4).reshape(heads, count, -1, width)

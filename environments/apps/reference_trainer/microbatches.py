@@ -1,9 +1,9 @@
 """Rows into padded arrays of few shapes, because every new shape is a compilation of several seconds.
 
-What rows have in common is computed once: the beginning that all rows of the step share (instructions, examples) is the
-`prefix`, and what the rows of a group share after it (the task) is a segment of its own, the parent of theirs. A row is
-prefix + parent + its own segment; rollouts that say the same, ever more of them as a model learns, share that too.
-Padding stands behind a segment's tokens, where nothing looks, and trains nothing.
+What rows have in common is computed once. The beginning that all rows of the step share (instructions, examples) is the
+`prefix`; what the rows of a group share after it (the task) is a segment of its own, the parent of theirs. A row is
+prefix + parent + its own segment. Rows with the same tokens, ever more of them as a model learns, share the segment.
+Padding comes after the tokens of a segment, where no token sees it, and trains nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from environments.apps.reference_trainer.rows import Floats, Ints, Row
+from environments.apps.reference_trainer.rows import Floats, Ints, TrainingRow
 
 PREFIX_STEP = 32
 SEGMENTS_STEP = 12
-"""Four groups of eight different rows are 36 segments: no padding where it matters most."""
+"""Four groups of eight different rows are 36 segments: no padding for the usual batch."""
 
 
 class Microbatch(NamedTuple):
@@ -33,7 +33,7 @@ class Microbatch(NamedTuple):
     parent_lengths: Ints
     """[B]: 0 when there is none between."""
     places: Ints
-    """[M]: where the logits stand that chose the token, counted through the prefix and all segments."""
+    """[M]: places of the logits that chose the tokens, counted through the prefix and all segments."""
     targets: Ints
     recorded: Floats
     """The sampler's logprobs."""
@@ -42,13 +42,13 @@ class Microbatch(NamedTuple):
     """1, or 0 for padding."""
 
 
-def microbatches(rows: Sequence[Row], max_segments: int, share: bool = True) -> list[Microbatch]:
-    """All rows, groups together and the like-long ones next to each other."""
-    prefix = common_prefix(rows) // PREFIX_STEP * PREFIX_STEP if rows and share else 0
+def microbatches(rows: Sequence[TrainingRow], max_segments: int, share: bool = True) -> list[Microbatch]:
+    """All rows; groups stay together, and those of similar length come next to each other."""
+    prefix = shared_length(rows) // PREFIX_STEP * PREFIX_STEP if rows and share else 0
     by_group = [list(group) for _, group in groupby(sorted(rows, key=lambda r: r.group), key=lambda r: r.group)]
     by_group.sort(key=lambda group: max(len(row.tokens) for row in group))
     parts = [group[i : i + max_segments - 1] for group in by_group for i in range(0, len(group), max_segments - 1)]
-    batches: list[list[Row]] = []
+    batches: list[list[TrainingRow]] = []
     room = 0
     for part in parts:
         needed = 1 + (len({row.tokens.tobytes() for row in part}) if share else len(part))
@@ -60,8 +60,8 @@ def microbatches(rows: Sequence[Row], max_segments: int, share: bool = True) -> 
     return [_padded(batch, prefix, share) for batch in batches]
 
 
-def common_prefix(rows: Sequence[Row]) -> int:
-    """How many tokens all rows have in common before any of them was sampled."""
+def shared_length(rows: Sequence[TrainingRow]) -> int:
+    """How many tokens all rows share before the first sampled one."""
     first = rows[0].tokens[: min(int(row.trained[0]) for row in rows)]
     for row in rows[1:]:
         differs = np.flatnonzero(row.tokens[: len(first)] != first)
@@ -76,19 +76,19 @@ def padded_length(length: int) -> int:
 
 
 class _Segments:
-    """Segments of a microbatch as they are collected; `place` answers where a row's token stands among them."""
+    """Segments of a microbatch as they are collected; `places` says where the tokens of a row are among them."""
 
-    def __init__(self, rows: Sequence[Row], prefix: int, share: bool) -> None:
+    def __init__(self, rows: Sequence[TrainingRow], prefix: int, share: bool) -> None:
         self.tokens: list[Ints] = []
         self.parents: list[int] = []
         self._cuts: list[tuple[int, int]] = []
         for _, members in groupby(rows, key=lambda row: row.group):
             group = list(members)
-            cut = common_prefix(group) if share and len(group) > 1 else prefix
+            cut = shared_length(group) if share and len(group) > 1 else prefix
             parent = self._add(group[0].tokens[prefix:cut], len(self.tokens)) if cut > prefix else None
             known: dict[bytes, int] = {}
             for row in group:
-                # The last token of a row chooses nothing: it is only ever a target.
+                # The last token of a row is only a target.
                 tokens = row.tokens[cut:-1]
                 own = known.get(tokens.tobytes()) if share else None
                 if own is None:
@@ -97,7 +97,7 @@ class _Segments:
                 self._cuts.append((own, cut))
         self._prefix = prefix
 
-    def places(self, number: int, row: Row, length: int) -> np.ndarray:
+    def places(self, number: int, row: TrainingRow, length: int) -> np.ndarray:
         """Of the logits that chose the trained tokens of a row, with segments padded to `length`."""
         at = row.trained - 1
         segment, cut = self._cuts[number]
@@ -111,7 +111,7 @@ class _Segments:
         return len(self.tokens) - 1
 
 
-def _padded(rows: Sequence[Row], prefix: int, share: bool) -> Microbatch:
+def _padded(rows: Sequence[TrainingRow], prefix: int, share: bool) -> Microbatch:
     segments = _Segments(rows, prefix, share)
     height = -(-len(segments.tokens) // SEGMENTS_STEP) * SEGMENTS_STEP
     length = padded_length(max(map(len, segments.tokens)))

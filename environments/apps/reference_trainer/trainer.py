@@ -1,7 +1,7 @@
-"""The loop: wait for a batch, train, save, hand the new weights to the sampler, say what happened.
+"""The loop: wait for a batch, train, save, hand the new weights to the sampler, report.
 
 A version of the weights is named by its step: "0" is the model as it came. What is saved is always ahead of what is
-served, so a trainer that dies at any point goes on with weights that the sampler has had or is about to get.
+served, so a trainer that dies at any point resumes with weights that the sampler has had or is about to get.
 """
 
 from __future__ import annotations
@@ -14,45 +14,44 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from environments.apps.reference_trainer.checkpoint import load_checkpoint, save_checkpoint
+from environments.apps.reference_trainer.checkpoint import load_checkpoint, save_checkpoint, write_adapter
 from environments.apps.reference_trainer.learner import Learner, State
 from environments.apps.reference_trainer.llama import load_model
-from environments.apps.reference_trainer.lora import write_adapter
 from environments.apps.reference_trainer.rows import read_batch
 from environments.apps.reference_trainer.trainer_api import Group, ModelFront, RunApi
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
 
 
-class Stopped(Exception):
+class StopNow(Exception):
     """A stop was asked for while waiting."""
 
 
-class Stop:
-    """Whether to stop; `waiting` marks the places where that may happen at once."""
+class StopRequest:
+    """Whether to stop; `waiting` marks the places where that may be done at once."""
 
     def __init__(self) -> None:
         self.asked = False
         self._waiting = False
 
     def on_signals(self) -> None:
-        """Listen. Only the main thread may."""
+        """Ask on SIGTERM and SIGINT. Only the main thread may call this."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def ask(self) -> None:
-        """Stop at the next place where nothing is lost by it."""
+        """Stop at the next place where nothing is lost."""
         self.asked = True
         if self._waiting:
             self._waiting = False
-            raise Stopped
+            raise StopNow
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, a stop raises Stopped."""
+        """Inside, a stop raises StopNow."""
         self._waiting = True
         try:
             if self.asked:
-                raise Stopped
+                raise StopNow
             yield
         finally:
             self._waiting = False
@@ -70,7 +69,7 @@ Report = Callable[[dict[str, Any]], None]
 class Trainer:
     """One run. `report` gets one dict per event."""
 
-    def __init__(self, job: TrainerJob, report: Report, stop: Stop) -> None:
+    def __init__(self, job: TrainerJob, report: Report, stop: StopRequest) -> None:
         self._job = job
         self._report = report
         self._stop = stop
@@ -80,7 +79,6 @@ class Trainer:
 
     @property
     def adapter(self) -> Path:
-        """Where the newest adapter is."""
         return self._job.run_dir.absolute() / "adapter.gguf"
 
     def run(self) -> None:
@@ -95,7 +93,7 @@ class Trainer:
             self._report({"event": "ready", "step": state.step, "batch_size": job.batch_size})
             while state.step < job.steps and not self._stop.asked:
                 state = self._step(learner, state)
-        except Stopped:
+        except StopNow:
             pass
         self._report({"event": "done", "step": state.step, "version_served": self._served, "stopped": self._stop.asked})
 
@@ -128,8 +126,8 @@ class Trainer:
         return state
 
     def _next_batch(self, state: State) -> list[Group]:
-        """Wait for a whole batch. A synchronous sampler is paused before the batch leaves the queue: the groups that
-        the environment starts then wait for the new weights."""
+        """Wait for a whole batch. With `synchronous` the sampler is paused before the batch leaves the queue, so that
+        the groups that the environment starts next wait for the new weights."""
         while True:
             while not self._api.batch_is_there():
                 time.sleep(POLL_S)
@@ -137,7 +135,7 @@ class Trainer:
                 self._front.pause()
             if batch := self._api.take():
                 return batch
-            # Enough groups, but of sizes that do not make up a batch: sampling has to go on.
+            # There are enough groups, but their sizes do not make up a batch: sampling has to go on.
             if self._job.synchronous:
                 self._serve(state)
 

@@ -1,4 +1,4 @@
-"""The trainer's two neighbours over HTTP: run-api, which has the batches, and the front of the model, which samples."""
+"""What the trainer asks over HTTP: run-api for batches, and the front of the model to serve new weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 CALL_TIMEOUT_S = 60.0
 FRONT_TIMEOUT_S = 3600.0
-"""The front answers when rollouts in flight are done, or when the new weights sample, maybe after an evaluation."""
+"""The front answers when rollouts in flight are done, or when the new weights are served, maybe after an evaluation."""
 
 Group = dict[str, Any]
 
 
-class NeighbourLost(RuntimeError):
-    """run-api or the front does not answer, or refuses; the message says which and what."""
+class RequestFailed(RuntimeError):
+    """run-api or the front did not answer, or refused; the message says which, and why."""
 
 
 class RunApi:
-    """A trainer's part of run-api: register once, look whether a batch is there, take it."""
+    """What a trainer needs of run-api: register once, ask whether there is a batch, take it."""
 
     def __init__(self, url: str, groups_per_step: int) -> None:
         self._url = url.rstrip("/")
@@ -28,7 +28,7 @@ class RunApi:
         self._in_hand: list[Group] | None = None
 
     def register(self, batch_size: int, max_token_len: int, starting_step: int, steps: int, folder: str) -> None:
-        """Say what a batch is, and open the door: environments may register after the first GET /batch."""
+        """Say what a batch is. Environments may register only after the first GET /batch, so one is made here."""
         request = {
             "wandb_group": "",
             "wandb_project": "",
@@ -39,7 +39,7 @@ class RunApi:
             "starting_step": starting_step,
             "num_steps": steps,
         }
-        call("POST", f"{self._url}/register", request)
+        request_json("POST", f"{self._url}/register", request)
         self._taken_until = self._status()["current_step"]
         self._in_hand = self._get_batch()
 
@@ -57,38 +57,39 @@ class RunApi:
 
     def _get_batch(self) -> list[Group] | None:
         # Without this header run-api compresses the batch at gzip level 9 in its only event loop.
-        batch: list[Group] | None = call("GET", f"{self._url}/batch", headers={"Accept-Encoding": "identity"})["batch"]
+        answer = request_json("GET", f"{self._url}/batch", headers={"Accept-Encoding": "identity"})
+        batch: list[Group] | None = answer["batch"]
         if batch:
             self._taken_until += 1
         return batch or None
 
     def _status(self) -> dict[str, int]:
-        status: dict[str, int] = call("GET", f"{self._url}/status")
+        status: dict[str, int] = request_json("GET", f"{self._url}/status")
         return status
 
 
 class ModelFront:
-    """The front of the sampling server. Without a url there is none, and nothing to tell."""
+    """The front of the sampling server. Without a url there is none, and nothing is sent."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url.rstrip("/") if url else None
 
     def pause(self) -> None:
-        """Returns when nothing is sampled any more; new requests wait."""
+        """Return when nothing is being sampled; new requests wait."""
         if self._url:
-            call("POST", f"{self._url}/control/pause", {}, timeout_s=FRONT_TIMEOUT_S)
+            request_json("POST", f"{self._url}/control/pause", {}, timeout_s=FRONT_TIMEOUT_S)
 
     def load(self, adapter: str, version: str) -> None:
-        """Returns when the new weights sample, and waiting requests go to them."""
+        """Return when the new weights are served; waiting requests go to them."""
         if self._url:
             body = {"adapter": adapter, "version": version}
-            call("POST", f"{self._url}/control/weights", body, timeout_s=FRONT_TIMEOUT_S)
+            request_json("POST", f"{self._url}/control/weights", body, timeout_s=FRONT_TIMEOUT_S)
 
 
-def call(
+def request_json(
     method: str, url: str, body: Any = None, headers: dict[str, str] | None = None, timeout_s: float = CALL_TIMEOUT_S
 ) -> Any:
-    """One JSON request; NeighbourLost for anything but a 2xx."""
+    """One JSON request; RequestFailed for anything but a 2xx."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})}, method=method)
     try:
@@ -96,7 +97,7 @@ def call(
             content = response.read()
     except urllib.error.HTTPError as error:
         text = error.read()[:300].decode("utf-8", "replace")
-        raise NeighbourLost(f"{method} {url} answered {error.code}: {text}") from error
+        raise RequestFailed(f"{method} {url} answered {error.code}: {text}") from error
     except OSError as error:
-        raise NeighbourLost(f"{method} {url} gave no answer: {error}") from error
+        raise RequestFailed(f"{method} {url} gave no answer: {error}") from error
     return json.loads(content) if content else None

@@ -16,26 +16,25 @@ class TrainerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     steps: int = Field(default=30, ge=0)
-    """Updates in all, those before a resume included."""
+    """Steps in total, including those before a resume."""
     groups_per_step: int = Field(default=8, ge=1)
     learning_rate: float = Field(default=1e-3, gt=0)
     final_learning_rate: float = Field(default=3e-4, ge=0)
-    """What the learning rate falls to, in a straight line, at the last of `steps`: what is learned late costs less of
-    what was learned before."""
+    """The learning rate falls to this in a straight line, so that late steps undo less of what was learned before."""
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0)
     """The adapter is scaled by alpha / rank."""
     first_layer: int = Field(default=10, ge=0)
-    """Layers below it have no adapter, and so need no backward pass."""
+    """Layers below it have no adapter, so they need no backward pass."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.98, ge=0, lt=1)
     ratio_cap: float = Field(default=2.0, gt=0)
     """Largest importance weight: p_trainer / p_sampler of a token is truncated here."""
     std_floor: float = Field(default=0.05, ge=0)
-    """Added to a group's deviation: groups that hardly differ are not blown up."""
+    """Added to a group's deviation, so that groups that hardly differ are not amplified."""
     max_gradient_norm: float | None = Field(default=None, gt=0)
     microbatch_segments: int = Field(default=36, ge=2)
-    """Different continuations, and their tasks, that go through the model together: bounds the memory."""
+    """Segments (tasks, and different continuations) that go through the model together: bounds the memory."""
     max_staleness: int = Field(default=2, ge=0)
     """Rows sampled by weights older than this many updates are not trained on."""
     synchronous: bool = True
@@ -44,7 +43,7 @@ class TrainerSettings(BaseModel):
     seed: int = 0
     control: Control = "none"
     """Negative controls, which must not learn. `shuffled`: advantages change rows within their group; `shifted`: masks
-    and logprobs stand one token too late."""
+    and logprobs come one token too late."""
 
 
 class TrainerJob(TrainerSettings):
@@ -52,7 +51,7 @@ class TrainerJob(TrainerSettings):
 
     run_api_url: str
     model_url: str | None = None
-    """The front whose weights are swapped (`/control/...`); None: adapters are only written."""
+    """The front that serves the model, told of new weights at `/control/...`; None: adapters are only written."""
     model: Path
     """The GGUF that samples: the trainer starts from exactly these weights."""
     run_dir: Path

@@ -168,7 +168,7 @@ def readable(result: str) -> str:
     main = next((key for key in ("output", "content") if isinstance(fields.get(key), str)), None)
     if main is None:
         return result
-    shown = (main, "exit_code")  # the exit code stands beside the call
+    shown = (main, "exit_code")  # the exit code is shown with the call
     rest = [f"{key}: {as_text(value)}" for key, value in fields.items() if key not in shown and value not in NOTHING]
     return "\n".join(part for part in (fields[main].rstrip("\n"), *rest) if part)
 

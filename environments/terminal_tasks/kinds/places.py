@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from environments.terminal_tasks.archive_checks import GzipHolds, TarHolds
-from environments.terminal_tasks.checks import Check, FileIs, KindIs, LinesAre, LinkFollows, Missing, ModeIs
+from environments.terminal_tasks.checks import (
+    Check,
+    FileIs,
+    GzipHolds,
+    KindIs,
+    LinesAre,
+    LinkFollows,
+    Missing,
+    ModeIs,
+    TarHolds,
+)
 from environments.terminal_tasks.draw import Draw, text
 from environments.terminal_tasks.kinds.kind import kind
 from environments.terminal_tasks.terminal_task import Plan

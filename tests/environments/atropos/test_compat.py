@@ -1,4 +1,4 @@
-"""The newest transformers, openai and wandb beside atroposlib 0.4.0."""
+"""The newest transformers, openai and wandb with atroposlib 0.4.0."""
 
 from __future__ import annotations
 

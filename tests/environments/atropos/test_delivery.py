@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from environments.atropos.api import ApiGone, ApiRefused, RolloutApi
-from environments.atropos.link import ApiLink, ApiLost
+from environments.atropos.api import ApiGone, ApiLink, ApiLost, ApiRefused, RolloutApi
 from environments.atropos.outbox import Outbox
 from environments.atropos.stops import Stop
 from support.atropos_api import RunApi, Trainer, free_port

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.atropos.api import EnvStatus
-from environments.atropos.pacing import Pace, batch_problem, crossed, enough, groups_to_start
+from environments.atropos.serve_loop import Pace, batch_problem, crossed, enough, groups_to_start
 
 PACE = Pace(group_size=4, batch_size=8, max_batches_offpolicy=3, max_workers=8)
 """Three batches of eight are six groups."""

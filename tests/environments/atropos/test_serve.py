@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from environments.atropos.api import EnvStatus
-from environments.atropos.link import ApiLost
-from environments.atropos.pacing import Pace
-from environments.atropos.serve_loop import ServeHooks, ServeLoop, ServeSettings
+from environments.atropos.api import ApiLost, EnvStatus
+from environments.atropos.atropos_env import AtroposEnvConfig
+from environments.atropos.serve_loop import Pace, ServeHooks, ServeLoop
 from environments.atropos.stops import Stop
 from support.atropos_api import RunApi, Trainer
 from support.atropos_envs import NumberedEnv, until
@@ -250,7 +249,7 @@ async def test_a_group_that_arrives_while_run_api_is_asked_is_not_replaced_by_on
 
     outbox.drain = nothing
     hooks = ServeHooks(next_item, run_group, nothing, nothing, lambda _: None, pace)
-    settings = ServeSettings(total_steps=-1, drain_timeout_s=0.0, poll_s=0.01)
+    settings = AtroposEnvConfig(total_steps=-1, drain_timeout_s=0.0, status_poll_s=0.01)
     serving = asyncio.create_task(ServeLoop(Link(), outbox, settings, hooks, stop).run())
     await asked.wait()
     await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The earlier system's own servers: atroposlib's ServerManager drives a rollout over HTTP."""
+"""atroposlib's own servers, as hermes-agent uses them: its ServerManager drives a rollout over HTTP."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from environments.code_tasks import CodeTask, load_tasks
 from environments.code_tasks.cases import CaseTests
-from environments.code_tasks.local import Problem, local_problems, to_task
+from environments.code_tasks.datasets import Problem, local_problems, problem_task
 from environments.scoring.verification import Verdict
 from support.code_cheats import CHEATS, cheat
 from support.local_context import LocalContext
@@ -100,4 +100,4 @@ def test_the_set_is_large_varied_and_split() -> None:
 def test_a_problem_to_fix_needs_its_broken_version() -> None:
     problem = Problem.model_validate({**local_problems()[0].model_dump(), "kind": "fix", "starter": None})
     with pytest.raises(ValueError, match="no starter"):
-        to_task(problem)
+        problem_task(problem)

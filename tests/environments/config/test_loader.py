@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
-from environments.config import ConfigError, load_config
+from environments.config.loader import load_config
 from environments.config.yaml_file import read_yaml
+from environments.errors import ConfigError
 
 
 class Server(BaseModel):

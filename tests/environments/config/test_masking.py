@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from environments.config import masked
+from environments.config.loader import masked
 
 
 class Inner(BaseModel):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from environments.config import ConfigError, config_names, find_config
+from environments.config.yaml_file import config_names, find_config
+from environments.errors import ConfigError
 
 
 def test_a_path_is_taken_as_it_is(tmp_path):

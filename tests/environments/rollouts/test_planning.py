@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.config.settings import HermesAgentEnvConfig
-from environments.rollouts.planning import Plan, content_id, item_field
+from environments.rollouts.planning import (
+    content_id,
+    first_messages,
+    item_field,
+    longest_sequence,
+    plan_group,
+    prompt_tokens,
+    seed_of,
+    turn_tokens,
+)
+from support.env_tasks import NumberEnv
 
 
-def plan(trainer: int = -1, **config: object) -> Plan:
-    return Plan(HermesAgentEnvConfig(**config), trainer)  # type: ignore[arg-type]
+def config(**given: object) -> HermesAgentEnvConfig:
+    return HermesAgentEnvConfig(**given)  # type: ignore[arg-type]
 
 
 @given(
@@ -23,47 +34,61 @@ def plan(trainer: int = -1, **config: object) -> Plan:
 )
 def test_no_sequence_outgrows_the_trainer(length: int, turn: int | None, context: int | None, trainer: int) -> None:
     """A prompt of the largest size plus one whole turn fits, unless one turn alone is larger than everything."""
-    made = plan(trainer, max_token_length=length, max_tokens_per_turn=turn, max_context_tokens=context)
-    settings = made.settings("e", "p")
-    assert settings.context.max_tokens is not None
-    if made.turn_tokens() < made.longest_sequence():
-        longest = settings.context.max_tokens + made.turn_tokens()
+    made = config(max_token_length=length, max_tokens_per_turn=turn, max_context_tokens=context)
+    if turn_tokens(made, trainer) < longest_sequence(made, trainer):
+        longest = prompt_tokens(made, trainer) + turn_tokens(made, trainer)
         assert longest <= length
         assert trainer == -1 or longest < trainer
 
 
 def test_a_turn_may_take_a_quarter_unless_told_otherwise() -> None:
-    assert plan(max_token_length=8192).turn_tokens() == 2048
-    assert plan(max_token_length=8192, max_tokens_per_turn=100).turn_tokens() == 100
+    assert turn_tokens(config(max_token_length=8192)) == 2048
+    assert turn_tokens(config(max_token_length=8192, max_tokens_per_turn=100)) == 100
 
 
 def test_seeds_follow_from_the_run_and_the_rollouts_name() -> None:
-    one, other = plan(seed=1), plan(seed=2)
-    assert one.seed("g/0") == plan(seed=1).seed("g/0")
-    assert len({one.seed("g/0"), one.seed("g/1"), other.seed("g/0")}) == 3
-    assert 0 <= one.seed("g/0") < 2**31
+    one, other = config(seed=1), config(seed=2)
+    assert seed_of(one, "g/0") == seed_of(config(seed=1), "g/0")
+    assert len({seed_of(one, "g/0"), seed_of(one, "g/1"), seed_of(other, "g/0")}) == 3
+    assert 0 <= seed_of(one, "g/0") < 2**31
 
 
 def test_the_system_prompt_goes_before_whatever_the_environment_says() -> None:
-    told = plan(system_prompt="be brief")
-    assert told.messages("task") == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "task"}]
+    told = config(system_prompt="be brief")
+    assert first_messages(told, "task") == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "task"},
+    ]
     examples = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert told.messages(examples)[1:] == examples
-    assert plan().messages("task") == [{"role": "user", "content": "task"}]
+    assert first_messages(told, examples)[1:] == examples
+    assert first_messages(config(), "task") == [{"role": "user", "content": "task"}]
 
 
-def test_the_earlier_names_reach_the_loop_and_the_tools() -> None:
-    settings = plan(
+def test_the_names_of_hermes_agent_reach_the_loop_and_the_tools() -> None:
+    env = NumberEnv(
         terminal_timeout=33.0,
         terminal_lifetime=99.0,
         max_agent_turns=7,
         default_result_size_chars=10,
         turn_budget_chars=20,
-    ).settings("e", "p")
-    assert settings.tools.default_timeout_s == 33
-    assert settings.lease_ttl_s == 99.0
-    assert settings.limits.max_turns == 7
-    assert (settings.budget.per_result_chars, settings.budget.per_turn_chars) == (10, 20)
+        max_token_length=8192,
+        max_tokens_per_turn=100,
+    )
+    job = plan_group(env, {"id": "x", "number": 7}, "g", 0)
+    assert job.tool_config.default_timeout_s == 33
+    assert job.lease_ttl_s == 99.0
+    assert job.limits.max_turns == 7
+    assert (job.budget.per_result_chars, job.budget.per_turn_chars) == (10, 20)
+    assert (job.context.max_tokens, job.sampling.max_tokens) == (8092, 100)
+
+
+def test_limits_are_set_in_one_place_each() -> None:
+    assert config(limits={"max_tool_calls": 3}).limits.rollout_timeout_s == config().limits.rollout_timeout_s == 1800
+    assert config(limits={"rollout_timeout_s": None}).limits.rollout_timeout_s is None
+    with pytest.raises(ValueError, match="set `max_agent_turns`"):
+        config(limits={"max_turns": 3})
+    with pytest.raises(ValueError, match="max_tool_cals"):
+        config(limits={"max_tool_cals": 3})
 
 
 def test_items_may_be_mappings_or_objects() -> None:

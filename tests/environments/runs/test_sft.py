@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from environments.runs.sft import export_sft
+from environments.runs.store import export_sft
 from support.env_records import record
 
 

@@ -6,8 +6,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from environments.runs.summary import Slice, classify, summarize, summarize_slice
-from environments.runs.summary_text import print_summary
+from environments.runs.summary import Slice, classify, print_summary, summarize, summarize_slice
 from support.records import make_record, make_run
 
 

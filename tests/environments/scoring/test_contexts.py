@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.scoring.contexts import ToolContext
-from environments.scoring.frozen import FrozenWorkspace
+from environments.scoring.contexts import FrozenWorkspace, ToolContext
 from sandbox_pool.spec import SandboxSpec
 from support.env_pool import DirectoryPool, DirectorySandbox
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.scoring.reward_terms import TERMS
-from environments.scoring.rewards import RewardConfig, RewardError, Rewards, load_reward_config, recipes
+from environments.errors import ConfigError
+from environments.launch import load_environment
+from environments.scoring.rewards import TERMS, RewardConfig, RewardError, Rewards, recipes
 
 METRICS = (
     "tool_calls_attempted",
@@ -58,7 +61,9 @@ def configs(draw: st.DrawFn) -> RewardConfig:
         for name in names
     }
     bounds = [draw(st.floats(-2, 0)), draw(st.floats(0, 2))]
-    return load_reward_config({"terms": terms, "shaping_bounds": bounds, "verifier_weight": draw(st.floats(0.1, 6))})
+    return RewardConfig.model_validate(
+        {"terms": terms, "shaping_bounds": bounds, "verifier_weight": draw(st.floats(0.1, 6))}
+    )
 
 
 @given(config=configs(), metrics=rollouts(), verifier=st.floats(0, 1))
@@ -92,14 +97,14 @@ def test_with_default_bounds_no_failure_outranks_a_success(
     metrics: dict[str, float], other: dict[str, float], weights: list[float]
 ) -> None:
     terms = {n: {"weight": w, **NEEDED.get(n, {})} for n, w in zip(sorted(TERMS), weights, strict=True)}
-    rewards = Rewards(load_reward_config({"terms": terms}), METRICS)
+    rewards = Rewards(RewardConfig.model_validate({"terms": terms}), METRICS)
     assert rewards.compute(0.0, metrics).total < rewards.compute(1.0, other).total
 
 
 @given(metrics=rollouts(), verifier=st.floats(0, 1))
 def test_weights_of_zero_leave_the_verifier_score_alone(metrics: dict[str, float], verifier: float) -> None:
     terms = {name: {"weight": 0, **NEEDED.get(name, {})} for name in TERMS}
-    reward = Rewards(load_reward_config({"terms": terms}), METRICS).compute(verifier, metrics)
+    reward = Rewards(RewardConfig.model_validate({"terms": terms}), METRICS).compute(verifier, metrics)
     assert reward.total == verifier
     assert set(reward.raw) == set(TERMS)
 
@@ -121,7 +126,7 @@ PENALTIES = {
 def test_more_of_a_flaw_never_raises_the_reward(
     term: str, metric: str, metrics: dict[str, float], steps: tuple[int, int]
 ) -> None:
-    rewards = Rewards(load_reward_config({"terms": {term: {"weight": 0.3, **NEEDED.get(term, {})}}}), METRICS)
+    rewards = Rewards(RewardConfig.model_validate({"terms": {term: {"weight": 0.3, **NEEDED.get(term, {})}}}), METRICS)
     few, many = sorted(steps)
     metrics = {**metrics, "tool_calls_attempted": 50.0}
     less, more = ({**metrics, metric: float(count)} for count in (few, many))
@@ -130,14 +135,14 @@ def test_more_of_a_flaw_never_raises_the_reward(
 
 @pytest.mark.parametrize(("term", "metric"), [("valid_calls", "valid_rate"), ("ok_calls", "tool_calls_executed_ok")])
 def test_good_calls_raise_the_reward_and_silence_earns_nothing(term: str, metric: str) -> None:
-    rewards = Rewards(load_reward_config({"terms": {term: 0.2}}), METRICS)
+    rewards = Rewards(RewardConfig.model_validate({"terms": {term: 0.2}}), METRICS)
     metrics = dict.fromkeys(METRICS, 0.0)
     assert rewards.compute(0.0, metrics).total == 0.0
     assert rewards.compute(0.0, metrics | {"tool_calls_attempted": 2.0, metric: 1.0}).total > 0.0
 
 
 def test_clean_exits_pay_for_commands_that_succeed_and_for_nothing_else() -> None:
-    rewards = Rewards(load_reward_config({"terms": {"clean_exits": 0.2}}), METRICS)
+    rewards = Rewards(RewardConfig.model_validate({"terms": {"clean_exits": 0.2}}), METRICS)
     ran = dict.fromkeys(METRICS, 0.0) | {"tool_calls_attempted": 2.0, "tool_calls_executed_ok": 2.0}
     earned = [rewards.compute(0.0, ran | {"tool_calls_nonzero_exit": failed}).total for failed in (0.0, 1.0, 2.0)]
     assert earned == pytest.approx([0.2, 0.1, 0.0])
@@ -145,7 +150,7 @@ def test_clean_exits_pay_for_commands_that_succeed_and_for_nothing_else() -> Non
 
 @pytest.mark.parametrize("optimum", [0, 1, 3, 7])
 def test_few_calls_peaks_at_the_optimum_and_falls_after_it(optimum: int) -> None:
-    config = load_reward_config({"terms": {"few_calls": {"weight": 0.4, "optimum": optimum}}})
+    config = RewardConfig.model_validate({"terms": {"few_calls": {"weight": 0.4, "optimum": optimum}}})
     rewards = Rewards(config, METRICS)
     earned = [rewards.compute(1.0, {"tool_calls_attempted": float(n)}).total for n in range(20)]
     assert max(earned) == earned[optimum] == pytest.approx(1.4)
@@ -153,7 +158,7 @@ def test_few_calls_peaks_at_the_optimum_and_falls_after_it(optimum: int) -> None
 
 
 def test_a_term_for_solved_rollouts_leaves_the_others_alone() -> None:
-    config = load_reward_config({"recipe": "otc"})
+    config = RewardConfig.model_validate({"recipe": "otc"})
     rewards = Rewards(config, METRICS)
     assert rewards.compute(0.0, {"tool_calls_attempted": 1.0}).total == 0.0
     assert rewards.compute(1.0, {"tool_calls_attempted": 1.0}).total == pytest.approx(1.4)
@@ -164,12 +169,12 @@ def test_a_term_for_solved_rollouts_leaves_the_others_alone() -> None:
 def test_every_recipe_loads_and_is_documented(name: str) -> None:
     from importlib.resources import files
 
-    Rewards(load_reward_config({"recipe": name}), METRICS)
+    Rewards(RewardConfig.model_validate({"recipe": name}), METRICS)
     assert f"`{name}`" in (files("environments") / "REWARDS.md").read_text()
 
 
 def test_what_is_given_beside_a_recipe_wins() -> None:
-    config = load_reward_config(
+    config = RewardConfig.model_validate(
         {"recipe": "format_penalty", "shaping_bounds": [-1, 0], "terms": {"unknown_tools": 0.9, "failed_calls": 0.1}}
     )
     assert config.shaping_bounds == (-1, 0)
@@ -181,7 +186,7 @@ def test_what_is_given_beside_a_recipe_wins() -> None:
     ("data", "sentence"),
     [
         ({"terms": {"valid_call": 1}}, "unknown reward term 'valid_call'; did you mean 'valid_calls'"),
-        ({"terms": {"turns": {"weight": 1, "fre": 1, "limit": 2}}}, "unknown setting 'fre'.*did you mean 'free'"),
+        ({"terms": {"turns": {"weight": 1, "fre": 1, "limit": 2}}}, "unknown key 'fre'.*did you mean 'free'"),
         ({"terms": {"turns": {"weight": 1, "free": 5, "limit": 2}}}, "must be greater than free"),
         ({"terms": {"turns": "much"}}, "needs a weight"),
         ({"terms": {"valid_calls": -1}}, "greater than or equal to 0"),
@@ -189,22 +194,30 @@ def test_what_is_given_beside_a_recipe_wins() -> None:
         ({"recipe": "toolr"}, "did you mean 'toolrl'"),
         ({"shaping_bounds": [1, 2]}, "low <= 0 <= high"),
         ({"verifier_weight": 0}, "greater than 0"),
-        ({"trems": {}}, "rewards.trems"),
+        ({"trems": {}}, "unknown key 'trems' in 'env.rewards'; did you mean 'terms'"),
     ],
 )
-def test_a_config_that_cannot_be_meant_is_refused_in_one_sentence(data: dict, sentence: str) -> None:
-    with pytest.raises(RewardError, match=sentence) as caught:
-        load_reward_config(data)
+def test_a_config_that_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path, data: dict, sentence: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"environment": "terminal_tasks", "env": {"rewards": data}}))
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_environment(path)
     assert "\n" not in str(caught.value)
 
 
+def test_a_term_takes_its_own_settings_from_a_config() -> None:
+    settings = ["--env.rewards.terms.turns", "{weight: 0.1, free: 5, limit: 30}"]
+    terms = load_environment("terminal_tasks", settings).config.rewards.terms
+    assert terms == {"turns": TERMS["turns"](weight=0.1, free=5, limit=30)}
+
+
 def test_a_metric_the_loop_does_not_deliver_is_found_at_start_and_can_be_renamed() -> None:
-    config = load_reward_config({"terms": {"ok_calls": 0.1}})
+    config = RewardConfig.model_validate({"terms": {"ok_calls": 0.1}})
     with pytest.raises(
         RewardError, match=r"'ok_calls' reads metric 'tool_calls_executed_ok'.*did you mean 'tool_calls_executed'"
     ):
         Rewards(config, ["tool_calls_attempted", "tool_calls_executed"])
-    renamed = load_reward_config(
+    renamed = RewardConfig.model_validate(
         {"terms": {"ok_calls": 0.1}, "metric_names": {"tool_calls_executed_ok": "tool_calls_executed"}}
     )
     rewards = Rewards(renamed, ["tool_calls_attempted", "tool_calls_executed"])
@@ -213,7 +226,7 @@ def test_a_metric_the_loop_does_not_deliver_is_found_at_start_and_can_be_renamed
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_number_that_is_none_never_becomes_a_reward(bad: float) -> None:
-    rewards = Rewards(load_reward_config({"terms": {"ok_calls": 0.1}}), METRICS)
+    rewards = Rewards(RewardConfig.model_validate({"terms": {"ok_calls": 0.1}}), METRICS)
     with pytest.raises(RewardError, match="verifier score"):
         rewards.compute(bad, {})
     with pytest.raises(RewardError, match="tool_calls_executed_ok"):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from environments.scoring.verification import SetupFailed
-from environments.terminal_tasks.archive_checks import GzipHolds, TarHolds
 from environments.terminal_tasks.checks import (
     Check,
     EntriesAre,
     FileIs,
+    GzipHolds,
     JsonIs,
     JsonLinesAre,
     KindIs,
@@ -24,6 +24,7 @@ from environments.terminal_tasks.checks import (
     ModeIs,
     NumberIs,
     ScriptPrints,
+    TarHolds,
 )
 from environments.terminal_tasks.git_checks import BranchIs, CommitIs
 from environments.terminal_tasks.terminal_task import TerminalTask

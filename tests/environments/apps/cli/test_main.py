@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
-from environments.apps.cli.main import VERBS, load_verb, main, split_settings
+from environments.apps.cli.main import VERBS, load_verb, main
+from environments.config.flags import split_settings
 
 
 def call(capsys, *words):
@@ -16,7 +18,7 @@ def call(capsys, *words):
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_a_help_line_and_a_worked_example(verb, capsys):
     module = load_verb(verb)
-    assert len(module.HELP.splitlines()) == 1
+    assert len(VERBS[verb].splitlines()) == 1
     assert module.EXAMPLE.startswith(f"hermes-rl {verb}") or f"hermes-rl {verb}" in module.EXAMPLE
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
@@ -61,3 +63,10 @@ def test_a_closed_pipe_is_no_crash():
     command = f"{sys.executable} -m environments.apps.cli.main doctor --json | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_version_is_the_installed_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"hermes-rl {version('hermes-rl')}\n"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agent_loop.local_models.standin.solver import WRITERS, solver
 from agent_loop.records.record import RolloutRecord
-from environments.apps.demo.play import DemoPlan, run_demo
+from environments.apps.demo.demo_run import DemoPlan, run_demo
 from environments.launch import load_environment
 
 
@@ -41,7 +41,7 @@ async def test_scripted_policies_of_different_quality_score_differently(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="the [cpu-model] extra is not installed")
-async def test_the_real_model_plays_and_confirms_its_tokens(tmp_path: Path) -> None:
+async def test_the_real_model_acts_and_confirms_its_tokens(tmp_path: Path) -> None:
     said = io.StringIO()
     assert await run_demo(plan(tmp_path, 1, with_model=True), Console(file=said, width=120)) == 0, said.getvalue()
     real = [record for record in stored(tmp_path) if record.policy == "SmolLM2-135M"]

@@ -8,9 +8,8 @@ from aiohttp import web
 
 from environments.apps.cli.doctor import as_json
 from environments.apps.cli.main import main
-from environments.apps.doctor import Finding, examine
-from environments.apps.doctor import examine as doctor_run
-from environments.apps.doctor.endpoint import endpoints
+from environments.apps.doctor import doctor_checks
+from environments.apps.doctor.doctor_checks import Finding, endpoints, run_checks
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_json_has_one_key_per_subject(capsys):
 
 
 def test_what_is_missing_comes_with_a_fix():
-    for finding in asyncio.run(examine()):
+    for finding in asyncio.run(run_checks()):
         if finding.status == "missing":
             assert finding.fix, finding
 
@@ -78,13 +77,13 @@ async def test_a_tokenizer_that_is_not_here_is_broken(tmp_path):
     assert (finding.subject, finding.status) == ("tokenizer", "broken")
 
 
-async def test_an_examination_that_crashes_is_a_finding(monkeypatch):
+async def test_a_check_that_crashes_is_a_finding(monkeypatch):
     async def strange():
         raise RuntimeError("odd machine")
 
-    monkeypatch.setattr(doctor_run, "EXAMINATIONS", (strange,))
-    (finding,) = await examine()
-    assert finding == Finding("strange", "broken", "could not be examined: RuntimeError: odd machine")
+    monkeypatch.setattr(doctor_checks, "CHECKS", (strange,))
+    (finding,) = await run_checks()
+    assert finding == Finding("strange", "broken", "could not be checked: RuntimeError: odd machine")
 
 
 def test_a_subject_found_twice_becomes_a_list():

@@ -11,7 +11,7 @@ import pytest
 
 from agent_loop.model.contract import Segment
 from agent_loop.records.record import SampledCall
-from environments.apps.reference_trainer.microbatches import common_prefix, microbatches, padded_length
+from environments.apps.reference_trainer.microbatches import microbatches, padded_length, shared_length
 from environments.apps.reference_trainer.rows import BadBatch, group_advantages, oldest_version, read_batch
 from environments.atropos.outbox import GZIP, encode_group
 from environments.atropos.packing import Packer, ScoredRollout
@@ -84,7 +84,7 @@ def test_each_target_is_chosen_at_the_place_before_it_through_prefix_parent_and_
         for task in (40, 41)
     ]
     rows = read_batch(groups, 0.05)
-    assert common_prefix(rows) == 40
+    assert shared_length(rows) == 40
     (batch,) = microbatches(rows, 36)
     flat = np.concatenate([batch.prefix, batch.segments.reshape(-1)])
     chosen = [(int(flat[place]), int(target)) for place, target in zip(batch.places, batch.targets, strict=True)]

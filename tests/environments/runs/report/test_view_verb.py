@@ -9,11 +9,6 @@ from environments.runs.report.html_page import read_rollouts
 from support.records import make_run, write_run
 
 
-@pytest.fixture(autouse=True)
-def only_this_verb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "VERBS", ("view",))
-
-
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
     return write_run(tmp_path / "rollouts.jsonl", make_run(items=2, samples=2))

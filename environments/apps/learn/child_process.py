@@ -1,4 +1,4 @@
-"""The processes of a run: each is tied to its owner, keeps a log, and is taken down in good order."""
+"""A process that `learn` started: it keeps a log, dies with its parent, and is stopped in good order."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent_loop.local_models import parent_death as tie
+from agent_loop.local_models import parent_death
 
 KILL_AFTER_S = 10.0
-LAST_WORDS_CHARS = 300
+LAST_LINE_CHARS = 300
 LINE_BYTES = 1 << 24
 
 OnLine = Callable[[bytes], None]
 
 
 class Child:
-    """One process. Ctrl-C in a terminal reaches only the owner, who then stops its children one by one."""
+    """One process. Ctrl-C in a terminal reaches only its parent, which then stops its children one by one."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Child:
         on_line: OnLine | None = None,
         signals: Sequence[int] = (signal.SIGTERM,),
     ) -> None:
-        """`on_line` gets each line of standard output; without it that goes to the log too. `signals` end it."""
+        """`on_line` gets each line of standard output; without it they go to the log too. `signals` end it."""
         self.name = name
         self._signals = tuple(signals)
         self._command = list(command)
@@ -42,10 +42,9 @@ class Child:
 
     async def __aenter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        tied = [sys.executable, str(Path(tie.__file__)), str(os.getpid()), *self._command]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied,
+                *(sys.executable, "-P", str(Path(parent_death.__file__)), str(os.getpid()), *self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if self._on_line else log,
                 stderr=log,
@@ -61,21 +60,15 @@ class Child:
     ) -> None:
         await self.stop()
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process is not None
-        return self._process.pid
-
     async def ended(self) -> int:
-        """Wait for its end, with all it said heard; the exit code, negative for a signal."""
+        """Wait until it has ended and all its lines are read; the exit code, negative for a signal."""
         assert self._process is not None
         if self._reading is not None:
             await asyncio.shield(self._reading)
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Its signals; SIGKILL if it does not end."""
+        """Send its signals; SIGKILL if it does not end in time."""
         if self._process is None:
             return
         for number in self._signals:
@@ -86,13 +79,13 @@ class Child:
             self._signal(signal.SIGKILL)
             await self.ended()
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line of its log."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return lines[-1][-LAST_WORDS_CHARS:] if lines else ""
+        return lines[-1][-LAST_LINE_CHARS:] if lines else ""
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent_loop.records.record import RolloutRecord
+from environments.apps.learn.learn_run import Clock
 from environments.apps.learn.run_folder import read_entries
 from support.learn_program import LearnProcess, tiny_config
+from support.own_packages import write_own_packages
 from support.tokens_cpu import require_cpu_model
 
 pytestmark = pytest.mark.timeout(900)
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 def start(tmp_path):
     require_cpu_model()
     pytest.importorskip("jax", reason="jax is not installed (extra learn)")
+    write_own_packages(tmp_path)  # the processes of a run must not import them
     started: list[LearnProcess] = []
 
     def begin(name: str, *flags: str, steps: int = 1, die_at: int = -1) -> LearnProcess:
@@ -102,3 +105,14 @@ def test_a_killed_run_leaves_no_process(start):
     os.kill(run.process.pid, signal.SIGKILL)
     run.end()
     assert gone(children)
+
+
+def test_no_step_is_started_that_would_end_too_late():
+    clock = Clock(minutes=1.0)
+    assert clock.another_step_fits()
+    clock.step_took(20.0)
+    clock.evaluation_took(30.0)
+    assert clock.another_step_fits()
+    clock.evaluation_took(41.0)
+    assert not clock.another_step_fits()
+    assert Clock(None, earlier_s=90.0).elapsed_s >= 90.0

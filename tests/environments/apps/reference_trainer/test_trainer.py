@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +19,7 @@ import requests
 if find_spec("jax") is None or find_spec("gguf") is None:
     pytest.skip("jax or gguf is not installed (extra learn)", allow_module_level=True)
 
+from environments.apps.learn.plan import REFERENCE_TRAINER
 from support.tiny_llama import wire_group, write_tiny_llama
 
 GROUPS, SIZE = 2, 4
@@ -72,12 +72,12 @@ class Process:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "trainer.json"
         file.write_text(json.dumps(settings, default=str))
-        command = [sys.executable, "-m", "environments.apps.reference_trainer", str(file)]
+        command = [*REFERENCE_TRAINER, str(file)]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.events: list[dict[str, Any]] = []
 
     def until(self, event: str) -> dict[str, Any]:
-        """The next event of this name; fails with the process's last words when it ends first."""
+        """The next event of this name; fails with its stderr when it ends first."""
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.events.append(json.loads(line))

@@ -12,9 +12,9 @@ if any(find_spec(name) is None for name in ("jax", "gguf", "xllamacpp")):
     pytest.skip("jax, gguf or xllamacpp is not installed (extra learn)", allow_module_level=True)
 
 from agent_loop.local_models.cpu_model import CpuModel
+from environments.apps.reference_trainer.checkpoint import write_adapter
 from environments.apps.reference_trainer.learner import Learner
 from environments.apps.reference_trainer.llama import load_model
-from environments.apps.reference_trainer.lora import write_adapter
 from environments.apps.reference_trainer.rows import read_batch
 from environments.apps.reference_trainer.trainer_settings import TrainerSettings
 from support.tiny_llama import SPECIAL, VOCABULARY, write_tiny_llama

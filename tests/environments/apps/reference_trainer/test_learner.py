@@ -11,16 +11,19 @@ import pytest
 if find_spec("jax") is None or find_spec("gguf") is None:
     pytest.skip("jax or gguf is not installed (extra learn)", allow_module_level=True)
 
+import gguf
 import jax
 
-from environments.apps.reference_trainer.checkpoint import CheckpointMismatch, load_checkpoint, save_checkpoint
-from environments.apps.reference_trainer.control import shifted, shuffled
-from environments.apps.reference_trainer.learner import Learner
-from environments.apps.reference_trainer.llama import UnsupportedModel, load_model, logprobs
-from environments.apps.reference_trainer.lora import read_adapter, write_adapter
-from environments.apps.reference_trainer.loss import loss_and_gradient
+from environments.apps.reference_trainer.checkpoint import (
+    CheckpointMismatch,
+    load_checkpoint,
+    save_checkpoint,
+    write_adapter,
+)
+from environments.apps.reference_trainer.learner import Learner, loss_and_gradient
+from environments.apps.reference_trainer.llama import LINEARS, UnsupportedModel, load_model, logprobs
 from environments.apps.reference_trainer.microbatches import microbatches
-from environments.apps.reference_trainer.rows import read_batch
+from environments.apps.reference_trainer.rows import read_batch, shifted, shuffled
 from environments.apps.reference_trainer.trainer_settings import TrainerSettings
 from support.tiny_llama import VOCABULARY, wire_group, write_tiny_llama
 
@@ -233,9 +236,15 @@ def test_groups_without_signal_and_stale_rows_are_counted_and_not_trained_on(lea
 
 def test_an_adapter_is_read_back_as_it_was_written(learner, lora, tmp_path):
     write_adapter(tmp_path / "adapter.gguf", lora, 16.0, SETTINGS.first_layer)
-    back, alpha, first_layer = read_adapter(tmp_path / "adapter.gguf")
+    reader = gguf.GGUFReader(tmp_path / "adapter.gguf")
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    layers = sorted({int(name.split(".")[1]) for name in tensors})
+    back = {
+        name: {part: np.stack([tensors[f"blk.{i}.{name}.weight.lora_{part}"] for i in layers]) for part in ("a", "b")}
+        for name in LINEARS
+    }
     assert largest_difference(back, lora) == 0
-    assert (alpha, first_layer) == (16.0, SETTINGS.first_layer)
+    assert (reader.fields["adapter.lora.alpha"].contents(), layers[0]) == (16.0, SETTINGS.first_layer)
     assert [path.name for path in tmp_path.iterdir()] == ["adapter.gguf"]
 
 

@@ -1,0 +1,269 @@
+"""The demo itself: every policy rolls out the same tasks; the rollouts are stored, summed up and verified."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from agent_loop.local_models.standin import StandIn, chatml_tokenizer
+from agent_loop.local_models.standin.solver import WRITERS, solver
+from agent_loop.model.backends.llamacpp import LlamaCppBackend
+from agent_loop.model.backends.vllm import VllmBackend
+from agent_loop.model.contract import ModelServer
+from agent_loop.records.against import Confirmation, confirm
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.verify import Report, verify_lines
+from environments.config.settings import ServerConfig
+from environments.models import ModelOpener
+from environments.runs.report.html_page import build_report
+from environments.sandboxes import Pool
+from environments.terminal_tasks import TerminalTask, TerminalTasks
+from environments.terminal_tasks.terminal_env import TerminalTasksConfig, TerminalTasksEnv
+from sandbox_pool import SlotPool
+
+CONFIRMED_POSITIONS = 40
+COLUMNS = ("policy", "n", "solved", "reward", "valid", "repaired", "malformed", "turns", "tokens", "outcomes")
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    config: TerminalTasksConfig
+    server: ServerConfig
+    out: Path
+    tasks: int
+    with_model: bool = True
+    model_s: float = 30.0
+    """The real model starts no new group after this: a slow machine gets fewer rollouts, not a longer demo."""
+
+
+async def run_demo(plan: DemoPlan, console: Console) -> int:
+    """Run the demo; exit code 1 when a stored rollout is not exact."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(SlotPool.from_config(plan.config.pool))
+        tasks = demo_tasks(plan.config, plan.tasks)
+        policies = await scripted_policies(stack, plan.config, pool, tasks)
+        if plan.with_model:
+            real = await real_policy(stack, plan.config, plan.server, pool)
+            if isinstance(real, str):
+                console.print(f"real model: {real}; going on with the scripted policies", markup=False)
+            else:
+                policies.insert(0, real)
+        with PolicyProgress(console, policies, plan.tasks, plan.config.group_size) as progress:
+            records = await _roll_out(policies, tasks, progress, plan.model_s)
+        rollouts, page = await asyncio.to_thread(_store, plan.out, records)
+        console.print(final_table(records))
+        console.print(pool_line(pool.metrics.summary(), records))
+        report = verify_lines(rollouts.read_bytes().splitlines())
+        confirmation = await _confirm(policies, records)
+        for line in verdict_lines(report, confirmation, rollouts, page):
+            console.print(line, markup=False)
+        return 0 if _all_good(report, confirmation, records) else 1
+
+
+@dataclass
+class DemoPolicy:
+    name: str
+    env: TerminalTasksEnv
+    scorer: LlamaCppBackend | None = None
+    """The real model, to confirm what it sampled."""
+
+
+def demo_tasks(config: TerminalTasksConfig, count: int) -> list[TerminalTask]:
+    """The tasks that every policy gets."""
+    stream = TerminalTasks("train", levels=config.levels, seed=config.seed)
+    return [stream[index] for index in range(count)]
+
+
+async def scripted_policies(
+    stack: AsyncExitStack, config: TerminalTasksConfig, pool: Pool, tasks: list[TerminalTask]
+) -> list[DemoPolicy]:
+    """Scripted policies on stand-in servers: they get tool schemas instead of examples, and more turns."""
+    sizes = {"max_agent_turns": 4, "max_token_length": 8192, "max_tokens_per_turn": 256}
+    settings = config.model_copy(update={"examples": [], "tools_in_prompt": True, **sizes})
+    opener = ModelOpener(stack, settings.tool_call_parser, settings.tokenizer_name)
+    solutions = {task.prompt: task.solution for task in tasks}
+    policies = []
+    for name, writer in WRITERS.items():
+        server = await stack.enter_async_context(StandIn(solver(solutions, writer), keep_log=False))
+        model = await opener.record(VllmBackend(server.url, model=name), chatml_tokenizer())
+        policies.append(DemoPolicy(name, _env(f"{name} (scripted)", settings, pool, model)))
+    return policies
+
+
+async def real_policy(
+    stack: AsyncExitStack, config: TerminalTasksConfig, server: ServerConfig, pool: Pool
+) -> DemoPolicy | str:
+    """The real model, or one line that says why it cannot run."""
+    from agent_loop.local_models.cpu_model import CpuModel, CpuModelError, CpuModelMissing
+
+    try:
+        model = await stack.enter_async_context(CpuModel(**server.options))
+    except (CpuModelMissing, CpuModelError, ImportError) as error:
+        return str(error)
+    opener = ModelOpener(stack, config.tool_call_parser, config.tokenizer_name, tools_in_prompt=config.tools_in_prompt)
+    recorder = await opener.record(model.backend(), model.tokenizer)
+    scorer = model.backend()
+    stack.push_async_callback(scorer.close)
+    return DemoPolicy(server.model_name, _env(server.model_name, config, pool, recorder), scorer)
+
+
+def _env(name: str, config: TerminalTasksConfig, pool: Pool, model: ModelServer) -> TerminalTasksEnv:
+    env = TerminalTasksEnv(config, [ServerConfig(server_type="standin", model_name=name)], pool=pool, model=model)
+    env.mode = "process"
+    return env
+
+
+async def _roll_out(
+    policies: list[DemoPolicy], tasks: list[TerminalTask], progress: PolicyProgress, model_s: float
+) -> list[RolloutRecord]:
+    """All policies at the same time, each a few groups at a time."""
+    began = time.monotonic()
+
+    async def all_groups(policy: DemoPolicy) -> list[RolloutRecord]:
+        at_once = asyncio.Semaphore(policy.env.config.groups_at_once)
+
+        async def group(index: int, task: TerminalTask) -> list[RolloutRecord]:
+            async with at_once:
+                if policy.scorer is not None and time.monotonic() - began > model_s:
+                    return []
+                result = await policy.env.run_group(task, index, policy.env.config.group_size, tag=policy.name)
+            progress.group_done(policy, list(result.records()))
+            return list(result.records())
+
+        return [r for part in await asyncio.gather(*(group(i, t) for i, t in enumerate(tasks))) for r in part]
+
+    return [record for part in await asyncio.gather(*(all_groups(policy) for policy in policies)) for record in part]
+
+
+def _store(out: Path, records: list[RolloutRecord]) -> tuple[Path, Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    rollouts, page = out / "rollouts.jsonl", out / "report.html"
+    lines = [record.to_json() + b"\n" for record in records]
+    rollouts.write_bytes(b"".join(lines))
+    # The page takes its records apart, so it gets copies.
+    page.write_text(build_report((RolloutRecord.from_json(line) for line in lines), title="hermes-rl demo"), "utf-8")
+    return rollouts, page
+
+
+async def _confirm(policies: list[DemoPolicy], records: list[RolloutRecord]) -> Confirmation | None:
+    """Have the real model confirm the logprobs of what it sampled."""
+    for policy in policies:
+        if policy.scorer is not None:
+            name = policy.env.policy_name
+            own = [(line, r) for line, r in enumerate(records, 1) if r.policy == name and r.segments]
+            if own:
+                return await confirm(own, policy.scorer, positions=CONFIRMED_POSITIONS)
+    return None
+
+
+def _all_good(report: Report, confirmation: Confirmation | None, records: list[RolloutRecord]) -> bool:
+    confirmed = confirmation is None or confirmation.violation is None
+    return report.ok and confirmed and any(record.trainable for record in records)
+
+
+class PolicyProgress:
+    """A bar per policy on a terminal; in a pipe a line when a policy is done."""
+
+    def __init__(self, console: Console, policies: Sequence[DemoPolicy], groups: int, group_size: int) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._scores: defaultdict[str, list[float]] = defaultdict(list)
+        self._bars = Progress(
+            TextColumn("{task.fields[policy]:<20}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._left = {policy.name: groups for policy in policies}
+        for policy in policies:
+            total = groups * group_size
+            self._tasks[policy.name] = self._bars.add_task("", total=total, policy=policy.env.policy_name, score="")
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live:
+            self._bars.stop()
+
+    def group_done(self, policy: DemoPolicy, records: Sequence[RolloutRecord]) -> None:
+        scores = self._scores[policy.name]
+        scores += [record.verifier_score for record in records if record.verifier_score is not None]
+        solved = f"solved {fmean(scores):.0%}" if scores else ""
+        self._bars.update(self._tasks[policy.name], advance=len(records), score=solved)
+        self._left[policy.name] -= 1
+        if not self._live and self._left[policy.name] == 0:
+            self._console.print(f"{policy.env.policy_name}: {len(scores)} rollouts, {solved}", markup=False)
+
+
+def final_table(records: Sequence[RolloutRecord]) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name in COLUMNS:
+        left = name in ("policy", "outcomes")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name == "policy")
+    by_policy: defaultdict[str, list[RolloutRecord]] = defaultdict(list)
+    for record in records:
+        by_policy[record.policy].append(record)
+    for policy, own in by_policy.items():
+        table.add_row(policy, *_row(own))
+    return table
+
+
+def _row(records: Sequence[RolloutRecord]) -> list[str]:
+    trained = [record for record in records if record.trainable]
+    attempted = _total(trained, "tool_calls_attempted")
+    outcomes = Counter(record.outcome for record in records)
+    return [
+        str(len(records)),
+        _mean([record.verifier_score for record in trained], ".0%"),
+        _mean([record.score for record in trained], "+.2f"),
+        f"{_total(trained, 'tool_calls_schema_valid') / attempted:.0%}" if attempted else "-",
+        f"{_total(trained, 'tool_calls_repaired'):.0f}",
+        f"{_total(trained, 'tool_calls_malformed'):.0f}",
+        _mean([record.metrics.get("turns") for record in trained], ".1f"),
+        f"{_total(trained, 'sampled_tokens'):,.0f}",
+        ", ".join(f"{name} {count}" for name, count in outcomes.most_common()),
+    ]
+
+
+def _total(records: Sequence[RolloutRecord], metric: str) -> float:
+    return sum(record.metrics.get(metric, 0.0) for record in records)
+
+
+def _mean(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return format(fmean(known), form) if known else "-"
+
+
+def pool_line(metrics: Mapping[str, Any], records: Sequence[RolloutRecord]) -> str:
+    levels = Counter(record.isolation for record in records if record.isolation)
+    times = ((name, metrics[f"{name}_ms"]) for name in ("acquire", "exec", "reset"))
+    parts = [f"{name} p50 {time['p50']:.1f} / p95 {time['p95']:.1f} ms" for name, time in times]
+    return f"slots: {', '.join(parts)}; isolation: {', '.join(levels) or 'none'}"
+
+
+def verdict_lines(report: Report, confirmation: Confirmation | None, rollouts: Path, page: Path) -> list[str]:
+    checks = len(report.checked)
+    exact = "exact" if report.ok else f"NOT EXACT: {report.violations[0]}"
+    lines = [f"verify: {report.rollouts} rollouts, {checks} checks each: {exact}"]
+    if confirmation is not None:
+        said = confirmation.violation or f"confirmed (mean difference {confirmation.mean:.3f})"
+        lines.append(f"verify --against the model itself, {len(confirmation.differences)} positions: {said}")
+    return [*lines, f"rollouts: {rollouts}", f"page:     {page}"]

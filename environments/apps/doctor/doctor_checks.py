@@ -1,0 +1,275 @@
+"""What this machine can do for hermes-rl: one finding per subject, each with the fix where something is missing.
+
+All checks run at once. One that crashes is reported as a finding. Tokens are looked for, never shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from environments.config.loader import masked
+
+if TYPE_CHECKING:
+    from sandbox_pool.client.host_client import HostInfo
+
+Status = Literal["ok", "limited", "missing", "broken"]
+"""`limited`: works at a lower level. `missing`: optional and not there. `broken`: the main job cannot run."""
+
+ANSWER_WITHIN_S = 5.0
+START_WITHIN_S = 30.0
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CONTROLLERS = ("memory", "pids", "cpu")
+_NOMAD_DEFAULT = "http://127.0.0.1:4646"
+_TRY_MODAL = "hermes-rl pool check --provider modal"
+
+
+@dataclass(frozen=True)
+class Finding:
+    subject: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+async def isolation() -> Finding:
+    """Lease one slot of a private pool and report the level it was built at, and why not a stronger one."""
+    from sandbox_pool import PoolConfig, SandboxError, SlotPool
+
+    with tempfile.TemporaryDirectory(prefix="hermes-rl-doctor-") as state:
+        config = PoolConfig(slots_per_host=1, max_hosts=1, state_dir=Path(state), start_timeout_s=START_WITHIN_S)
+        try:
+            async with SlotPool.from_config(config) as pool, pool.lease("doctor") as slot:
+                return _level_finding(slot.host_info)
+        except SandboxError as error:
+            return Finding("isolation", "broken", f"no slot could be built: {error}", "see `hermes-rl pool status`")
+
+
+def _level_finding(info: HostInfo) -> Finding:
+    level = f"{info.isolation} ({info.variant})" if info.variant else info.isolation
+    lacking = f"; cannot limit {', '.join(info.missing)}" if info.missing else ""
+    helper = "" if info.helper == "compiled" else f"; helper: {info.helper}"
+    detail = f"{level}: {info.isolation_reason}{lacking}{helper}"
+    if not info.rejected:
+        return Finding("isolation", "limited" if info.missing else "ok", detail)
+    better, why = info.rejected[0]
+    return Finding("isolation", "limited", detail, f"for {better}: {why}")
+
+
+async def python() -> Finding:
+    version = platform.python_version()
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Finding("python", "ok", f"{version} at {sys.executable}")
+    return Finding("python", "broken", f"{version} is not supported", "use Python 3.11, 3.12 or 3.13")
+
+
+async def compiler() -> Finding:
+    """A C compiler builds the slot server's helper."""
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return Finding("compiler", "ok", path)
+    return Finding(
+        "compiler", "limited", "no C compiler: slots are made from Python, slower", "apt-get install gcc libc6-dev"
+    )
+
+
+async def cgroups() -> Finding:
+    """Memory, process and CPU limits of slots need a cgroup hierarchy we may write to."""
+    if (_CGROUP_ROOT / "cgroup.controllers").is_file():
+        present = set((_CGROUP_ROOT / "cgroup.controllers").read_text().split())
+        return _cgroup_finding("v2", _CGROUP_ROOT, present)
+    mounted = {name for name in _CONTROLLERS if (_CGROUP_ROOT / name).is_dir()}
+    if mounted:
+        return _cgroup_finding("v1", _CGROUP_ROOT / sorted(mounted)[0], mounted)
+    return Finding("cgroups", "limited", "none mounted: slots are limited by rlimits and tmpfs sizes only")
+
+
+def _cgroup_finding(version: str, folder: Path, present: set[str]) -> Finding:
+    lacking = [name for name in _CONTROLLERS if name not in present]
+    if not os.access(folder, os.W_OK):
+        return Finding(
+            "cgroups",
+            "limited",
+            f"{version}, not writable for this user: limits by rlimits",
+            "run as root, or delegate a cgroup",
+        )
+    if lacking:
+        return Finding("cgroups", "limited", f"{version}, without {', '.join(lacking)}")
+    return Finding("cgroups", "ok", f"{version} with {', '.join(_CONTROLLERS)}")
+
+
+async def nomad() -> Finding:
+    """Is there a Nomad agent at NOMAD_ADDR?"""
+    address = os.environ.get("NOMAD_ADDR", _NOMAD_DEFAULT)
+    shown = urlsplit(address)._replace(netloc=urlsplit(address).netloc.rpartition("@")[2]).geturl()
+    token = "token set" if os.environ.get("NOMAD_TOKEN") else "no token"
+    status = await http_status(f"{address.rstrip('/')}/v1/status/leader")
+    if status is None:
+        return Finding("nomad", "missing", f"{shown} does not answer", "set NOMAD_ADDR, or start `nomad agent -dev`")
+    if status != 200:
+        return Finding(
+            "nomad", "limited", f"{shown} answers HTTP {status}, {token}", "check NOMAD_TOKEN and the agent's log"
+        )
+    return Finding("nomad", "ok", f"{shown}, {token}")
+
+
+async def modal() -> Finding:
+    """Is the Modal SDK installed, and does it have a token?"""
+    if importlib.util.find_spec("modal") is None:
+        return Finding("modal", "missing", "SDK not installed", "pip install 'hermes-rl[modal]'")
+    version = importlib.metadata.version("modal")
+    if _has_modal_token():
+        return Finding("modal", "ok", f"SDK {version}, token found; try it: {_TRY_MODAL}")
+    return Finding("modal", "missing", f"SDK {version}, no token", f"modal token new, then {_TRY_MODAL}")
+
+
+def _has_modal_token() -> bool:
+    config = Path(os.environ.get("MODAL_CONFIG_PATH", "~/.modal.toml")).expanduser()
+    return bool(os.environ.get("MODAL_TOKEN_ID")) or config.is_file()
+
+
+async def docker() -> Finding:
+    answer = await ask("docker", "info", "--format", "{{.ServerVersion}}")
+    if answer is None:
+        return Finding("docker", "missing", "not installed, or no answer in time", "install Docker Engine")
+    code, line = answer
+    if code:
+        return Finding("docker", "missing", "client installed, no engine answers", "start dockerd")
+    return Finding("docker", "ok", f"engine {line}")
+
+
+async def podman() -> Finding:
+    """Podman needs no daemon."""
+    return _by_version("podman", await ask("podman", "--version"), "apt-get install podman")
+
+
+async def apptainer() -> Finding:
+    """Apptainer, or Singularity under its old name."""
+    answer = await ask("apptainer", "--version") or await ask("singularity", "--version")
+    return _by_version("apptainer", answer, "install Apptainer from its makers' packages")
+
+
+async def ssh() -> Finding:
+    """The ssh client starts slot servers on other machines."""
+    return _by_version("ssh", await ask("ssh", "-V"), "apt-get install openssh-client")
+
+
+def _by_version(subject: str, answer: tuple[int, str] | None, fix: str) -> Finding:
+    if answer is None:
+        return Finding(subject, "missing", "not installed", fix)
+    code, line = answer
+    return Finding(subject, "limited" if code else "ok", line or f"exit code {code}")
+
+
+async def endpoints(settings: Mapping[str, Any]) -> list[Finding]:
+    """One finding for each model server and each tokenizer named anywhere in a config."""
+    urls = dict.fromkeys(_values(settings, "base_url"))
+    tokenizers = dict.fromkeys(_values(settings, "tokenizer_name"))
+    asked = [_endpoint(url) for url in urls] + [asyncio.to_thread(_tokenizer, name) for name in tokenizers]
+    return list(await asyncio.gather(*asked))
+
+
+async def _endpoint(url: str) -> Finding:
+    shown = masked({"base_url": url})["base_url"]
+    root = url.rstrip("/").removesuffix("/v1")
+    for probe in (f"{root}/health", f"{root}/v1/models"):
+        status = await http_status(probe)
+        if status == 200:
+            return Finding("endpoint", "ok", f"{shown} answers")
+    if status is None:
+        return Finding("endpoint", "broken", f"{shown} does not answer", "start the model server, or correct base_url")
+    return Finding("endpoint", "limited", f"{shown} answers HTTP {status}", "check the address and the API key")
+
+
+def _tokenizer(name: str) -> Finding:
+    from transformers import AutoTokenizer
+
+    try:
+        AutoTokenizer.from_pretrained(name, local_files_only=not Path(name).exists())
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        return Finding("tokenizer", "broken", f"{name}: {reason}", "download it once, or give a local folder")
+    return Finding("tokenizer", "ok", name)
+
+
+def _values(settings: Any, key: str) -> Iterator[str]:
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            if name == key and isinstance(value, str) and value:
+                yield value
+            else:
+                yield from _values(value, key)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _values(value, key)
+
+
+async def http_status(url: str) -> int | None:
+    """Status of a GET, or None when nothing answers there."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return response.status
+    except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
+        return None
+
+
+async def ask(*argv: str) -> tuple[int, str] | None:
+    """Exit code and first line of a program's answer; None when it is not installed or does not answer in time."""
+    if shutil.which(argv[0]) is None:
+        return None
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), ANSWER_WITHIN_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return None
+    lines = output.decode(errors="replace").strip().splitlines()
+    return process.returncode or 0, lines[0] if lines else ""
+
+
+CHECKS: tuple[Callable[[], Awaitable[Finding]], ...] = (
+    python,
+    compiler,
+    isolation,
+    cgroups,
+    nomad,
+    modal,
+    docker,
+    podman,
+    apptainer,
+    ssh,
+)
+
+
+async def run_checks(settings: Mapping[str, Any] | None = None) -> list[Finding]:
+    """All findings in the order of CHECKS; with settings, also the endpoints and tokenizers that they name."""
+    findings = await asyncio.gather(*(_finding_of(check) for check in CHECKS))
+    return [*findings, *(await endpoints(settings) if settings else [])]
+
+
+async def _finding_of(check: Callable[[], Awaitable[Finding]]) -> Finding:
+    try:
+        return await check()
+    except Exception as error:  # noqa: BLE001  one strange subject must not hide the others: the fault is reported
+        subject = getattr(check, "__name__", "?")
+        return Finding(subject, "broken", f"could not be checked: {type(error).__name__}: {error}")

@@ -1,0 +1,34 @@
+"""The plan of a run: what cannot work is refused, the rest becomes settings of the processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from environments.apps.learn.plan import LearnPlan, LearnRunConfig
+from environments.errors import UsageError
+from environments.launch import load_run
+from support.learn_program import tiny_config
+
+
+def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
+    pytest.importorskip("gguf", reason="gguf is not installed (extra cpu-model)")
+    source = tiny_config(tmp_path / "a.yaml")
+
+    def plan(*settings: str) -> LearnPlan:
+        kind, config = load_run(source, settings, None, LearnRunConfig)
+        return LearnPlan(kind, config, tmp_path / "out")
+
+    with pytest.raises(UsageError, match="cpu-model"):
+        plan("--openai.server_type", "standin")
+    with pytest.raises(UsageError, match="rollout_timeout_s is 60 s"):
+        plan("--env.limits.rollout_timeout_s", "60")
+    good = plan("--trainer.control", "shuffled")
+    job = good.trainer_job("http://a", "http://b", Path("m.gguf"), tmp_path, False)
+    assert (job.control, job.batch_size, job.max_token_len) == ("shuffled", 4, 501)
+    server = good.server("http://b", Path("m.gguf"))
+    serve = orjson.loads(orjson.dumps(good.serve_config("http://a", server, tmp_path / "rollouts.jsonl")))
+    assert serve["env"]["extra_body"] == {"hermes_group": 2}
+    assert serve["env"]["max_num_workers"] == 2
