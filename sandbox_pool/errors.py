@@ -12,6 +12,7 @@ SandboxError
   + ProtocolError           client and server do not understand each other
   + PoolClosed              the pool is shutting down
   + StateError              the state directory, journal or scratch space cannot be used as it is set
+    + JournalDamaged        the journal cannot be read and has to be rebuilt
   + NomadError              (providers/nomad) Nomad refused or did not answer
   + ModalFault              (providers/modal) Modal refused
     + ModalMissing          it does not have what was asked for
@@ -67,6 +68,10 @@ class PoolClosed(SandboxError):
 
 class StateError(SandboxError):
     """The state directory, the journal or the scratch space cannot be used; the message says what would help."""
+
+
+class JournalDamaged(StateError):
+    """The journal cannot be read; `hermes-rl pool gc --rebuild` sets it aside and starts a new one."""
 
 
 class SandboxFileError(SandboxError, OSError):
