@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test test-slow learn-check lint format bench nomad vllm hints clean
+.PHONY: help demo test test-slow learn-check lint format bench helpers nomad vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -15,6 +15,7 @@ help:
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   slots, loop, tools and serving, each beside its control"
+	@echo "make helpers build the slot helper for x86_64 and aarch64 (a 100 MB cross compiler from PyPI)"
 	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
 	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
 	@echo "make clean   remove .venv and everything built"
@@ -30,7 +31,8 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 hints:
-	@command -v cc >/dev/null 2>&1 || echo "hint: no C compiler; slots are made from Python, slower (apt-get install gcc libc6-dev)"
+	@command -v cc >/dev/null 2>&1 || $(BIN)/python -c 'import ziglang' 2>/dev/null || \
+		echo "hint: slots need a C compiler: apt-get install gcc libc6-dev, or make helpers"
 	@test "$$(id -u)" = 0 || echo "hint: not root; slots are rootless namespaces, limits by rlimits (hermes-rl doctor tells more)"
 
 demo: $(INSTALLED) hints
@@ -54,6 +56,11 @@ nomad:
 	@mkdir -p .tools
 	cd tests/live/nomad && GOTOOLCHAIN=local CGO_ENABLED=1 go build -mod=mod -trimpath -tags hashicorpmetrics \
 		-ldflags "-s -w" -o ../../../.tools/nomad github.com/hashicorp/nomad
+
+# For slots on hosts of another kind than this machine, and for tests of the wheel; the wheel carries both.
+helpers: $(INSTALLED)
+	$(PIP) install --quiet --python $(BIN)/python --editable '.[helpers]'
+	$(BIN)/python -m sandbox_pool.server.build.helper_build
 
 vllm: $(INSTALLED)
 	bash tests/live/vllm/prepare.sh

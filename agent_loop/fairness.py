@@ -1,8 +1,8 @@
 """Keeps a crowd of rollouts from holding the event loop: work that is ready at once is spread over its iterations.
 
 An event loop runs everything that is ready before it looks at anything else. When hundreds of answers arrive together,
-their rollouts' milliseconds add up to one long stall for sockets, timers and deadlines. `breathe` lets a few rollouts
-work in each iteration; the others wait in line, first come, first served.
+their rollouts' milliseconds add up to one long stall for sockets, timers and deadlines. `wait_in_line` lets a few
+rollouts work in each iteration; the others wait, first come, first served.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AT_ONCE = 2
 
 
 class _Line:
-    """Those who wait for an iteration of one event loop."""
+    """The rollouts that wait for an iteration of one event loop."""
 
     def __init__(self) -> None:
         self._room = AT_ONCE
@@ -46,7 +46,7 @@ class _Line:
 _lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = weakref.WeakKeyDictionary()
 
 
-async def breathe() -> None:
+async def wait_in_line() -> None:
     """Wait for an iteration of the event loop that has room; returns at once when this one has."""
     loop = asyncio.get_running_loop()
     await _lines.setdefault(loop, _Line()).wait(loop)

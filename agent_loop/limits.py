@@ -52,9 +52,3 @@ class Limits(BaseModel):
     """Calls of one turn that run at the same time."""
     cancel_grace_s: float = Field(default=10.0, ge=0)
     """How long a stopped call may take to clean up before it is left behind."""
-
-
-def earliest(*moments: float | None) -> float | None:
-    """The first of several deadlines on the event loop's clock; None is never."""
-    known = [moment for moment in moments if moment is not None]
-    return min(known) if known else None

@@ -1,4 +1,4 @@
-"""`HermesAgentLoop`: the earlier system's class, on the new rooms.
+"""`HermesAgentLoop`: the class of hermes-agent, with its arguments.
 
 It accepts what users have (a `ModelServer`, an `AsyncOpenAI`, a `chat_completion` server; a `ToolRuntime` or a
 `tool_handler`), runs rollouts, and turns every end into an `AgentResult` with an outcome. Nothing here is global to the
@@ -58,7 +58,7 @@ class HermesAgentLoop:
         context: ContextPolicy | None = None,
         context_strategies: Sequence[Strategy] = (),
     ) -> None:
-        """`sampling`, `limits` and `context` say everything at once; naming a value both ways is an error.
+        """`sampling`, `limits` and `context` hold several values at once; giving a value both ways is an error.
 
         `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
         the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together.
@@ -162,10 +162,10 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
 
 
 def _said_once(name: str, whole: object | None, **given: bool) -> None:
-    """Refuse a value that the object given beside it would silently override."""
+    """Refuse a value that the object given with it would silently override."""
     if whole is not None and any(given.values()):
         single = next(single for single, is_given in given.items() if is_given)
-        raise ValueError(f"{single} was given beside {name}: put it into {name}")
+        raise ValueError(f"{single} was given together with {name}: put it into {name}")
 
 
 def _runtime(
@@ -175,7 +175,7 @@ def _runtime(
     task_id: str,
     parallel_tools: Collection[str],
 ) -> ToolRuntime:
-    """The runtime that runs calls: the handler when there is one, in front of the runtime if that is given too."""
+    """What runs the calls: the handler if there is one (the runtime then only stores results), else the runtime."""
     if handler is not None:
         return HandlerRuntime(handler, tools, task_id, parallel_tools, base=runtime)
     if runtime is not None:

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
     @property
     def trainable(self) -> bool:
-        """Whether the rollout shows what the policy does, rather than what befell it."""
+        """Whether the rollout shows what the policy does, rather than what happened to it."""
         return self not in _UNTRAINABLE
 
 

@@ -1,7 +1,7 @@
 """One rollout from its first prompt to its outcome. The order of the checks is written down in `limits.py`.
 
-The trajectory only grows, and it pairs at every moment an outside reader can see it: whatever ends a turn, each tool
-call of the last assistant message has its tool message.
+The trajectory only grows, and its calls and results pair whenever somebody else can read it: however a turn ends, each
+tool call of the last assistant message has its tool message.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Any
 from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.strategies import CHARS_PER_TOKEN
 from agent_loop.context.window import ContextPolicy, ContextWindow
-from agent_loop.fairness import breathe
-from agent_loop.limits import Limits, earliest
+from agent_loop.fairness import wait_in_line
+from agent_loop.limits import Limits
 from agent_loop.model.contract import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling, ToolSchema
 from agent_loop.model.errors import RetryPolicy, translate, with_retries
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import TurnRecord
-from agent_loop.turn.calls import CallPlanner
+from agent_loop.turn.calls import CallPlanner, ToolTurns, earliest
 from agent_loop.turn.messages import CallIds, assistant_message, settle
 from agent_loop.turn.runtime import ToolRuntime
-from agent_loop.turn.tool_turn import ToolTurns
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ MAX_SHRINKS = 3
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Everything a rollout needs besides its messages."""
+    """Everything a rollout needs, except its messages."""
 
     server: ModelServer
     tools: Sequence[ToolSchema]
@@ -73,7 +72,7 @@ class Rollout:
 
     async def drive(self) -> Outcome:
         """Take turns until one ends the rollout. Raises `ModelError`, `ContextOverflow` and cancellation."""
-        await breathe()
+        await wait_in_line()
         while True:
             outcome = self._before_turn() or await self._turn()
             if outcome is not None:

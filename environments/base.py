@@ -34,7 +34,15 @@ from environments.config.settings import HermesAgentEnvConfig, RunConfig, Server
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
 from environments.rollouts.group import GroupResult, RolloutStats, prepared, run_members
-from environments.rollouts.planning import RolloutJob, choose_tools, content_id, item_field, plan_group, seed_of
+from environments.rollouts.planning import (
+    RolloutJob,
+    choose_tools,
+    content_id,
+    item_field,
+    longest_sequence,
+    plan_group,
+    seed_of,
+)
 from environments.rollouts.rollout import RolloutRunner, Score
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool, Sandbox
@@ -93,6 +101,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._groups = 0
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
+        self._model_context: int | None = None
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -178,7 +187,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         )
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
-            return await opener.open(ours)
+            opened = await opener.open(ours)
+            self._model_context = opener.context_tokens
+            return opened
         if self.server_configs[0].server_type == "openai":
             from agent_loop.model.chat import as_model_server
 
@@ -278,7 +289,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         if record.outcome == Outcome.CONTEXT_OVERFLOW.value and not self._sampled:
             raise ConfigError(
                 f"item {record.item_id}: the first prompt does not fit: {record.error}: raise env.max_token_length "
-                f"(now {self.config.max_token_length}), or enable fewer tools (env.enabled_toolsets)"
+                f"(now {self.longest_sequence()}), or enable fewer tools (env.enabled_toolsets)"
             )
 
     async def _run_prepared(self, item: Any, result: GroupResult, run: Callable[[str | None], Awaitable[None]]) -> None:
@@ -299,6 +310,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     def policy_name(self) -> str:
         """Name of the model, for the records."""
         return str(self.server_configs[0].model_name) if self.server_configs else ""
+
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have, by the config, the model and the trainer."""
+        return longest_sequence(self.config, self.max_token_len, self._model_context)
 
     def _opened_pool(self) -> Pool:
         if self.pool is None:

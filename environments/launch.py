@@ -7,8 +7,7 @@ python -m environments.terminal_tasks process --config my.yaml --env.group_size 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -17,20 +16,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, create_model
 
+from agent_loop import own_process
 from environments.config.flags import split_settings
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import find_config, read_yaml
 from environments.errors import ConfigError
-from environments.registry import find_environment
+from sandbox_pool.errors import did_you_mean
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
 
+SHIPPED = {
+    "terminal_tasks": "environments.terminal_tasks.terminal_env:TerminalTasksEnv",
+    "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
+}
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
-COLLECT_AFTER = 20_000
-"""New containers before the garbage collector looks at them; see `collect_seldom`."""
 
 
 def load_environment(
@@ -47,6 +49,32 @@ def load_run(
     """The environment's class, and the whole config (`model`) with that environment's own settings."""
     kind = kind or find_environment(_named_in(source, settings), _folders(source))
     return kind, load_config(_model_of(kind, model), source, settings)
+
+
+def find_environment(name: str, folders: Sequence[Path] = ()) -> type[HermesAgentBaseEnv]:
+    """The class of this name; ConfigError names the nearest one when it does not exist.
+
+    A module that is not installed is looked for in `folders`, which an installed command does not search by itself.
+    """
+    place = SHIPPED.get(name, name)
+    module_name, _, class_name = place.partition(":")
+    if not class_name:
+        raise ConfigError(f"unknown environment {name!r}; {did_you_mean(name, list(SHIPPED))}, or give module:Class")
+    for folder in folders:
+        if name not in SHIPPED and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise ConfigError(f"environment {name!r}: there is no module {module_name!r}") from error
+    found = getattr(module, class_name, None)
+    from environments.base import HermesAgentBaseEnv
+
+    if not (isinstance(found, type) and issubclass(found, HermesAgentBaseEnv)):
+        raise ConfigError(f"environment {name!r}: {module_name} has no HermesAgentBaseEnv called {class_name!r}")
+    return found
 
 
 def _folders(source: str | Path | None) -> list[Path]:
@@ -86,22 +114,11 @@ def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh:
     """Run one verb to its end; the exit code. SIGTERM ends it in good order."""
     from environments.runs.batch import evaluate_run, process_run
 
-    collect_seldom()
     if verb == "serve":
-        asyncio.run(env.env_manager())
+        own_process.run(env.env_manager())
         return 0
-    run = process_run if verb == "process" else evaluate_run
-    return asyncio.run(run(env, out, fresh))
-
-
-def collect_seldom() -> None:
-    """Keep the garbage collector from reading every prompt that waits for its answer again and again.
-
-    Each is a list of thousands of ids, and by default all young ones are read after every 700 new containers: with
-    hundreds of rollouts that was a twentieth of the CPU. Only for processes that we start ourselves: a library must not
-    decide this for its user.
-    """
-    gc.set_threshold(COLLECT_AFTER)
+    batch = process_run if verb == "process" else evaluate_run
+    return own_process.run(batch(env, out, fresh))
 
 
 def configure_logging(verbose: bool = False) -> None:

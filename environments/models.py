@@ -8,18 +8,21 @@ server's cache.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from agent_loop.local_models.standin import StandIn, chatml_tokenizer, named_policy
+from agent_loop.local_models.standin import Policy, StandIn, chatml_tokenizer, named_policy
 from agent_loop.local_models.standin.chatml import chatml_template
 from agent_loop.local_models.standin.solver import solver
-from agent_loop.model.backends import TokenBackend, connect
-from agent_loop.model.backends.vllm import VllmBackend, VllmGenerateBackend, VllmScaleOutBackend
+from agent_loop.model.backends import TokenBackend, VllmBackend, connect
+from agent_loop.model.backends.http import http_address, is_loopback
 from agent_loop.model.chat import ChatServer
 from agent_loop.model.contract import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
 from agent_loop.model.recorder import Recorder
@@ -29,11 +32,7 @@ from environments.config.settings import ServerConfig
 from environments.errors import ConfigError
 from tool_parsers import get_parser
 
-NAMED_MODEL: dict[str, Callable[..., TokenBackend]] = {
-    "vllm": VllmBackend,
-    "vllm-scale-out": VllmScaleOutBackend,
-    "vllm-generate": VllmGenerateBackend,
-}
+log = logging.getLogger(__name__)
 
 
 class Balanced:
@@ -72,6 +71,8 @@ class ModelOpener:
         self._tools_in_prompt = tools_in_prompt
         self._solutions = {} if solutions is None else solutions
         self._environ = os.environ if environ is None else environ
+        self.context_tokens: int | None = None
+        """The shortest context of the opened servers, as far as they tell it."""
 
     async def open(self, servers: Sequence[ServerConfig]) -> ModelServer:
         """All of them as one."""
@@ -91,7 +92,14 @@ class ModelOpener:
 
     async def _token_server(self, server: ServerConfig) -> ModelServer:
         try:
-            backend = await self._backend(server)
+            backend = await connect(
+                server.base_url,
+                server.server_type,
+                model=None if server.model_name == "default" else server.model_name,
+                api_key=self._key(server),
+                timeout_s=server.timeout_s,
+                ca_file=server.ca_file,
+            )
             tokenizer = await asyncio.to_thread(load_tokenizer, server.tokenizer_name or self._tokenizer_name)
             return await self.record(backend, tokenizer)
         except ModelUnavailable as error:
@@ -102,36 +110,60 @@ class ModelOpener:
     async def record(self, backend: TokenBackend, tokenizer: Any) -> ModelServer:
         """A recorder over a token backend; raises TemplateRefused when the chat template cannot be exact."""
         self._stack.push_async_callback(backend.close)
+        try:
+            told = await backend.context_tokens()
+        except ModelUnavailable as error:  # a server that is still starting will be there for the first rollout
+            log.warning("the model's context length is not known: %s", error)
+            told = None
+        if told is not None:
+            self.context_tokens = min(told, self.context_tokens or told)
         template = await asyncio.to_thread(probe_template, tokenizer)
         return Recorder(backend, template, self._parser, write_tools=self._tools_in_prompt)
 
     async def _chat(self, server: ServerConfig) -> ModelServer:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        key = usable_api_key(self._key(server))
-        client = AsyncOpenAI(base_url=server.base_url or None, api_key=key, timeout=server.timeout_s, max_retries=0)
+        here = bool(server.base_url) and is_loopback(str(http_address(server.base_url, may_have_query=True).hostname))
+        client = AsyncOpenAI(
+            base_url=server.base_url or None,
+            api_key=usable_api_key(self._key(server)),
+            timeout=server.timeout_s,
+            max_retries=0,
+            # A proxy could not reach this machine.
+            http_client=DefaultAsyncHttpxClient(
+                trust_env=not here,
+                verify=ssl.create_default_context(cafile=server.ca_file) if server.ca_file else True,
+            ),
+        )
         self._stack.push_async_callback(client.close)
         return ChatServer(client, server.model_name, self._parser)
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
         options = dict(server.options)
-        name = str(options.pop("policy", "solver"))
-        policy = solver(self._solutions) if name == "solver" else named_policy(name)
+        policy = self._policy(options.pop("policy", "solver"))
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
+
+    def _policy(self, wanted: Any) -> Policy:
+        """A scripted policy: a function, `module:function`, or one of ours by name."""
+        if callable(wanted):
+            return cast("Policy", wanted)
+        name = str(wanted)
+        if name == "solver":
+            return solver(self._solutions)
+        module_name, _, function = name.partition(":")
+        if not function:
+            return named_policy(name)
+        try:
+            return cast("Policy", getattr(importlib.import_module(module_name), function))
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"openai.options.policy {name!r} cannot be imported: {error}") from error
 
     async def _cpu_model(self, server: ServerConfig) -> ModelServer:
         from agent_loop.local_models.cpu_model import CpuModel
 
         model = await self._stack.enter_async_context(CpuModel(**server.options))
         return await self.record(model.backend(), model.tokenizer)
-
-    async def _backend(self, server: ServerConfig) -> TokenBackend:
-        key = self._key(server)
-        if server.server_type in NAMED_MODEL and server.model_name != "default":
-            kind = NAMED_MODEL[server.server_type]
-            return kind(server.base_url, model=server.model_name, api_key=key, timeout_s=server.timeout_s)
-        return await connect(server.base_url, server.server_type, api_key=key, timeout_s=server.timeout_s)
 
     def _key(self, server: ServerConfig) -> str | None:
         if server.api_key is not None:
@@ -141,6 +173,16 @@ class ModelOpener:
         if server.api_key_env not in self._environ:
             raise ConfigError(f"openai.api_key_env names {server.api_key_env}, which is not set")
         return self._environ[server.api_key_env]
+
+
+@asynccontextmanager
+async def open_model(
+    server: ServerConfig | None = None, *, tokenizer_name: str = "", parser: str = "hermes"
+) -> AsyncIterator[ModelServer]:
+    """A model for a `HermesAgentLoop`, with exact tokens where its server gives them; by default a stand-in."""
+    async with AsyncExitStack() as stack:
+        opener = ModelOpener(stack, parser, tokenizer_name)
+        yield await opener.open([server or ServerConfig(server_type="standin")])
 
 
 def load_tokenizer(name: str) -> Any:

@@ -15,9 +15,6 @@ from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Reading, Scan, Segment, Start
 from tool_parsers.text import Text
 
-LONGEST_MARKER = 128
-"""No marker of any format is longer: with this much text behind a call, its closer is there or never will be."""
-
 
 @dataclass
 class _Turn:
@@ -58,43 +55,20 @@ def _clean(reading: Reading) -> bool:
 
 
 class Engine:
-    """One parse of one text."""
-
     def __init__(self, form: Format, text: Text, tools: Tools, start: Start | None, strict: bool) -> None:
         self.form = form
         self.text = text
         self.start = start
         self.scan = Scan(text, tools, text.length, strict)
         self.turn = _Turn()
-        self._certain = True
-        """Whether everything read so far would be read the same with more text behind it."""
-        self._settled: tuple[list[ToolCall], int] = ([], 0)
 
     def run(self) -> Parsed:
-        """Parse the whole text."""
         if self.form.segments is not None:
             for segment in self.form.segments(self.text, self.start):
                 self._segment(segment)
         else:
             self._thinking_and_calls()
         return self._assemble()
-
-    def settled(self, *, resumed: bool) -> tuple[list[ToolCall], int]:
-        """The calls no later text can change, and where the last of them ends; `resumed` when calls came before."""
-        if resumed:
-            self.turn.reasoning.append("")
-            self._calls(0, self.text.length, thinking=self.form.reasoning is not None)
-        else:
-            self._thinking_and_calls()
-        return self._settled
-
-    def _settle(self, reading: Reading) -> None:
-        """A reading is certain when it needed no guessing and enough text follows to show that it has ended."""
-        followed = self.text.length - self.text.skip_blanks(reading.end) >= LONGEST_MARKER
-        self._certain = self._certain and _clean(reading) and followed
-        if self._certain:
-            self._settled[0].extend(reading.calls)
-            self._settled = (self._settled[0], reading.end)
 
     # -- message-structured formats
 
@@ -152,11 +126,9 @@ class Engine:
         reading = self.form.reader.read(self.scan, call) if self.form.reader else None
         if reading is None or reading.end <= call:
             self.scan.misses += 1
-            self._certain = False
             return call + 1, text_from
         self.turn.add_text(self.text.raw[text_from:call])
         self.turn.add(reading, self.text.raw, call)
-        self._settle(reading)
         return reading.end, reading.end
 
     def _next_call(self, place: int) -> int:
@@ -199,7 +171,6 @@ class Engine:
         if closer >= 0:
             self.turn.reasoning.append(self.text.raw[inside:closer])
             return closer + len(marker)
-        self._certain = False
         call = self._next_call(inside)
         if call >= 0 and (reasoning.implicit_end or self._ends_in_calls(call)):
             self.turn.reasoning.append(self.text.raw[inside:call])
@@ -287,7 +258,6 @@ class Engine:
 
 
 def run(form: Format, raw: str, tools: Tools, start: Start | None, strict: bool) -> Parsed:
-    """Parse one text in one format."""
     text = Text(raw)
     while form.adapt is not None:
         form = form.adapt(text)

@@ -125,7 +125,6 @@ class PythonReader:
         return self.place > begin
 
     def value(self, depth: int = 0) -> Any:
-        """Take one literal."""
         if depth > _MAX_DEPTH:
             raise PythonFault("nested too deeply", self.place)
         first = self.peek()

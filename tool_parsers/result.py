@@ -12,8 +12,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call the model wrote."""
-
     name: str
     arguments: dict[str, Any]
     raw: str

@@ -38,7 +38,6 @@ class Shape:
 
 
 def shape_of(value: Any, keys: Keys) -> Shape:
-    """Read one call object."""
     if not isinstance(value, Mapping):
         return Shape("", None, error="A call must be a JSON object with a name and arguments.")
     if keys.single and len(value) == 1 and not any(isinstance(value.get(key), str) for key in keys.name):

@@ -74,7 +74,7 @@ class Reader(Protocol):
         """Where the next call may begin, or -1."""
 
     def read(self, scan: Scan, start: int) -> Reading | None:
-        """Read the call or calls there; None when the text there is no call after all."""
+        """Read the call or calls there; None when the text there is not a call after all."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Format:
     structure: tuple[str, ...] = ()
     """Markers that are neither content nor calls: section brackets, ends of turn."""
     trim: Trim = "newlines"
-    """What is trimmed from content beside a call."""
+    """What is trimmed from content next to a call."""
     trim_exactly: str = ""
     """What the template writes between content and the first call; trimmed once when `trim` is verbatim."""
     joined: bool = False

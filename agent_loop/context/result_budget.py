@@ -10,17 +10,23 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from agent_loop.turn.tool_call import ToolCallRecord
 from sandbox_pool.errors import SandboxError
 
+log = logging.getLogger(__name__)
+
+STORE_TIMEOUT_S = 60.0
 MIN_CHARS = 400
 """Below this there is no room for head, tail and the note."""
 HEAD_SHARE = 0.4
 """The rest is tail: errors stand at the end."""
 MAX_PARSED_CHARS = 2_000_000
 """Longer texts are not parsed: that would stall every other rollout on the event loop."""
+
+Store = Callable[[str], Awaitable[str | None]]
 
 
 def shorten(text: str, limit_chars: int, path: str | None = None) -> str:
@@ -138,13 +144,6 @@ def _dumps(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False)
 
 
-log = logging.getLogger(__name__)
-
-STORE_TIMEOUT_S = 60.0
-
-Store = Callable[[str], Awaitable[str | None]]
-
-
 @dataclass(frozen=True)
 class ResultBudget:
     """Characters of tool results that reach the model."""
@@ -161,33 +160,25 @@ class ResultBudget:
         return self.overrides.get(name, self.per_result_chars)
 
 
-@dataclass(frozen=True)
-class BudgetedResult:
-    """One result on its way to the model."""
-
-    name: str
-    whole: str
-    text: str
-    stored_path: str | None = None
-
-
-async def apply_budget(results: Sequence[tuple[str, str]], budget: ResultBudget, store: Store) -> list[BudgetedResult]:
-    """Shorten (tool name, text) results of one turn to their budgets, storing each shortened one once."""
-    kept = [BudgetedResult(name, text, text) for name, text in results]
-    for index, result in enumerate(kept):
-        limit = budget.limit_for(result.name)
-        if limit is not None and len(result.text) > limit:
-            kept[index] = await _shortened(result, limit, store)
-    if sum(len(result.text) for result in kept) <= budget.per_turn_chars:
-        return kept
-    cap = level(sorted((len(result.text) for result in kept), reverse=True), budget.per_turn_chars)
+async def apply_budget(calls: Sequence[ToolCallRecord], budget: ResultBudget, store: Store) -> None:
+    """Shorten the texts of one turn's calls to their budgets, storing each shortened one once."""
+    whole = [call.text for call in calls]
+    for call, text in zip(calls, whole, strict=True):
+        limit = budget.limit_for(call.name)
+        if limit is not None and len(text) > limit:
+            await _shorten_call(call, text, limit, store)
+    if sum(len(call.text) for call in calls) <= budget.per_turn_chars:
+        return
+    cap = level(sorted((len(call.text) for call in calls), reverse=True), budget.per_turn_chars)
     cap = max(cap, budget.preview_chars)
-    return [await _shortened(result, cap, store) if len(result.text) > cap else result for result in kept]
+    for call, text in zip(calls, whole, strict=True):
+        if len(call.text) > cap:
+            await _shorten_call(call, text, cap, store)
 
 
-async def _shortened(result: BudgetedResult, limit: int, store: Store) -> BudgetedResult:
-    path = result.stored_path or await _stored(result.whole, store)
-    return replace(result, text=shorten(result.whole, limit, path), stored_path=path)
+async def _shorten_call(call: ToolCallRecord, whole: str, limit: int, store: Store) -> None:
+    call.stored_path = call.stored_path or await _stored(whole, store)
+    call.text = shorten(whole, limit, call.stored_path)
 
 
 async def _stored(text: str, store: Store) -> str | None:

@@ -1,20 +1,18 @@
-"""Ways to make a prompt shorter. Each takes a view and a goal and returns a view, as deterministic as what it is given.
+"""Ways to make a prompt shorter. Each takes a view and a goal and returns a view; the same input gives the same view.
 
 The default order: shorten old tool results, drop the oldest units, and when the protected part alone is too long,
-shorten recent tool results too. `SummarizeOldest` goes before `DropOldest` where a summary is worth a model call.
+shorten recent tool results too.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from agent_loop.context import prompts
 from agent_loop.context.result_budget import MIN_CHARS, shorten
-from agent_loop.model.contract import Message, ModelError, ModelServer, Sampling, ToolSchema
+from agent_loop.model.contract import Message, ToolSchema
 
 CHARS_PER_TOKEN = 4
 MESSAGE_TOKENS = 10
@@ -42,8 +40,6 @@ class View:
     """Estimated tokens of the head and the tool schemas."""
     scale: float = 1.0
     """Measured tokens per estimated token."""
-    summary: str | None = None
-    """Stands, appended to the head, for units that were dropped."""
 
     @property
     def old(self) -> tuple[Unit, ...]:
@@ -52,17 +48,14 @@ class View:
 
     def tokens(self) -> int:
         """Estimated tokens of the whole prompt."""
-        summary = len(self.summary or "") / CHARS_PER_TOKEN
-        return round((self.fixed_tokens + summary + sum(unit.tokens for unit in self.units)) * self.scale)
+        return round((self.fixed_tokens + sum(unit.tokens for unit in self.units)) * self.scale)
 
     def scaled(self, tokens: int) -> int:
         """What an estimate is worth in measured tokens."""
         return round(tokens * self.scale)
 
     def messages(self) -> list[Message]:
-        """The prompt as messages."""
-        head = with_summary(self.head, self.summary) if self.summary else list(self.head)
-        return head + [message for unit in self.units for message in unit.messages]
+        return [*self.head, *(message for unit in self.units for message in unit.messages)]
 
     def with_units(self, units: Sequence[Unit]) -> View:
         """The same view with other units; `recent` is kept."""
@@ -96,20 +89,6 @@ def head_length(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
-def with_summary(head: Sequence[Message], summary: str) -> list[Message]:
-    """The head with a summary at its end: inside the last user message, so that roles still alternate."""
-    text = f"[Summary of earlier work, which is no longer shown]\n{summary}"
-    if not head or head[-1].get("role") != "user":
-        return [*head, {"role": "user", "content": text}]
-    last = dict(head[-1])
-    content = last.get("content")
-    if isinstance(content, list):
-        last["content"] = [*content, {"type": "text", "text": text}]
-    else:
-        last["content"] = f"{content or ''}\n\n{text}"
-    return [*head[:-1], last]
-
-
 def estimate(message: Message) -> int:
     """Tokens of a message by its characters: content in every form, reasoning, calls."""
     chars = len(message.get("reasoning_content") or "")
@@ -133,9 +112,6 @@ def estimate_tools(tools: Sequence[ToolSchema]) -> int:
     return -(-len(json.dumps(list(tools))) // CHARS_PER_TOKEN) if tools else 0
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Goal:
     """Tokens that the prompt must fit, and the lower mark it goes down to once it is cut at all."""
@@ -145,8 +121,6 @@ class Goal:
 
 
 class Strategy(Protocol):
-    """One way to shorten a view."""
-
     async def apply(self, view: View, goal: Goal) -> View:
         """The view, shortened towards `goal.low_water` as far as this strategy can."""
 
@@ -198,32 +172,6 @@ class ShortenRecent:
         return view
 
 
-@dataclass(frozen=True)
-class SummarizeOldest:
-    """The oldest unprotected units are replaced by a summary that the model writes.
-
-    The summary is sampled in a conversation of its own and is not part of the training data. When the model cannot
-    be asked, the view is left to the strategies that follow.
-    """
-
-    server: ModelServer
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0, max_tokens=800))
-
-    async def apply(self, view: View, goal: Goal) -> View:
-        """Summarize all unprotected units when the view is above the low-water mark."""
-        if view.tokens() <= goal.low_water or not view.old:
-            return view
-        text = prompts.load("summarize").format(summary=view.summary or "(none)", transcript=_transcript(view.old))
-        try:
-            turn = await self.server.open([{"role": "user", "content": text}], []).sample(self.sampling)
-        except ModelError as error:
-            log.warning("no summary of earlier turns: %s", error)
-            return view
-        if not turn.content.strip():
-            return view
-        return replace(view, units=view.units[len(view.old) :], summary=turn.content.strip())
-
-
 def default_strategies() -> tuple[Strategy, ...]:
     """Shorten, drop, shorten the protected part."""
     return (ShortenOldResults(), DropOldest(), ShortenRecent())
@@ -253,13 +201,3 @@ def _shorten_result(message: Message, keep_chars: int) -> Message:
     if message.get("role") != "tool" or not isinstance(content, str) or len(content) <= max(keep_chars, MIN_CHARS):
         return message
     return {**message, "content": shorten(content, keep_chars)}
-
-
-def _transcript(units: Sequence[Unit]) -> str:
-    lines: list[str] = []
-    for unit in units:
-        for message in unit.messages:
-            lines.append(f"[{message.get('role')}] {message.get('content') or ''}".rstrip())
-            for call in message.get("tool_calls") or ():
-                lines.append(f"  -> {call['function']['name']} {call['function']['arguments']}")
-    return "\n".join(lines)

@@ -63,18 +63,17 @@ class ContextWindow:
         messages: Sequence[Message],
     ) -> None:
         self._policy = policy
-        self._strategies = policy.strategies or default_strategies()
         self._server = server
         self._conversation = conversation
         self._tools = list(tools)
         self._messages = list(messages)
-        self._head = head_length(self._messages)
-        self._summary: str | None = None
+        self._head = 0
         self._tools_tokens = 0
         self._tokens = 0
         # A conversation that knows its length needs no second count.
         self._counting = policy.max_tokens is not None and conversation.prompt_tokens() is None
         if policy.max_tokens is not None:
+            self._head = head_length(self._messages)
             self._tools_tokens = estimate_tools(self._tools)
         if self._counting:
             counted = server.count_tokens(self._messages, self._tools)
@@ -90,6 +89,8 @@ class ContextWindow:
     def sampled(self, turn: ModelTurn, message: Message) -> None:
         """Follow a sampled turn; the server's own counts, where it gives them, replace the estimate so far."""
         self._messages.append(message)
+        if not self._counting:
+            return
         if turn.prompt_tokens is not None:
             self._tokens = turn.prompt_tokens
         self._tokens += turn.sampled_tokens if turn.sampled_tokens is not None else estimate(message)
@@ -114,29 +115,24 @@ class ContextWindow:
         return await self._truncate(size, min(self._policy.max_tokens, size * 3 // 4))
 
     async def _truncate(self, size: int, limit: int) -> dict[str, Any]:
+        strategies = self._policy.strategies or default_strategies()
         goal = Goal(limit, int(limit * self._policy.low_water))
         before = build_view(self._messages, self._head, self._policy.keep_recent, self._tools_tokens)
-        before = replace(before, summary=self._summary)
         view = before = replace(before, scale=size / max(before.tokens(), 1))
         tokens = size
         for _ in range(MAX_ROUNDS):
-            for strategy in self._strategies:
+            for strategy in strategies:
                 view = await strategy.apply(view, goal)
             messages = view.messages()
             counted = self._server.count_tokens(messages, self._tools)
             tokens = view.tokens() if counted is None else counted
             if tokens <= limit:
-                self._adopt(view, tokens)
+                self._messages, self._tokens = messages, tokens
                 self._conversation.restart(messages)
                 return _report(before, view, size, tokens)
             # The estimate was too low: correct it and cut again.
             view = replace(view, scale=view.scale * tokens / max(view.tokens(), 1))
         raise ContextOverflow(f"the prompt still needs {tokens} tokens after truncation; {limit} are allowed")
-
-    def _adopt(self, view: View, tokens: int) -> None:
-        self._messages = [*view.head, *(message for unit in view.units for message in unit.messages)]
-        self._summary = view.summary
-        self._tokens = tokens
 
 
 def _report(before: View, after: View, tokens_before: int, tokens_after: int) -> dict[str, Any]:
@@ -149,5 +145,4 @@ def _report(before: View, after: View, tokens_before: int, tokens_after: int) ->
         "tokens_after": tokens_after,
         "dropped_messages": sum(len(unit.messages) for unit in dropped),
         "shortened_results": sum(old is not new for old, new in pairs),
-        "summarized": after.summary != before.summary,
     }

@@ -1,7 +1,7 @@
 """Chat servers as model servers: no tokens, and the result says so.
 
-`ChatServer` speaks to any OpenAI-compatible `/v1/chat/completions` through an `AsyncOpenAI` client, or to the earlier
-system's duck-typed `server.chat_completion(messages=..., n=1, ...)` (atroposlib's ServerManager and ManagedServer).
+`ChatServer` speaks to any OpenAI-compatible `/v1/chat/completions` through an `AsyncOpenAI` client, or to any
+object with hermes-agent's `server.chat_completion(messages=..., n=1, ...)` (atroposlib's ServerManager, ManagedServer).
 A conversation keeps the messages, sends them whole, and reads calls the server parsed; when the server parsed none,
 a `TextParser` may read them from the text, so that malformed markup is not taken for a final answer.
 """
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from agent_loop.model.contract import (
     Conversation,
     Message,
-    ModelCall,
     ModelRefused,
     ModelServer,
     ModelTurn,
@@ -23,8 +22,9 @@ from agent_loop.model.contract import (
     Segment,
     ToolSchema,
 )
-from agent_loop.model.errors import translate
-from agent_loop.turn.messages import CallIds, assistant_message, sendable, settle
+from agent_loop.model.errors import failure_in, translate
+from agent_loop.turn.messages import assistant_message, sendable
+from agent_loop.turn.tool_call import ToolCallRecord, parsed_calls
 from tool_parsers import Parsed, get_parser
 
 _BLOCKS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
@@ -33,15 +33,15 @@ _BLOCKS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "
 def extract_reasoning(message: Any) -> str | None:
     """Reasoning of an answer (object or dict): reasoning_content, reasoning, reasoning_details, think blocks."""
     for name in ("reasoning_content", "reasoning"):
-        text = _get(message, name)
+        text = get(message, name)
         if isinstance(text, str) and text:
             return text
-    details = _get(message, "reasoning_details")
+    details = get(message, "reasoning_details")
     for detail in details if isinstance(details, (list, tuple)) else ():
-        text = _get(detail, "text")
+        text = get(detail, "text")
         if isinstance(text, str) and text:
             return text
-    content = _get(message, "content")
+    content = get(message, "content")
     return think_text(content) if isinstance(content, str) else None
 
 
@@ -57,10 +57,6 @@ def think_text(content: str) -> str | None:
         text = content[begin : end if end >= 0 else len(content)].strip()
         return text or None
     return None
-
-
-def _get(thing: Any, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
 Completion = Callable[..., Awaitable[Any]]
@@ -115,25 +111,30 @@ class ChatConversation:
         self._tools = list(tools)
         self._parser = parser
         self._get_state = get_state
-        self._ids = CallIds()
+        self._turn: ModelTurn | None = None
+        """The last sampled turn, until what follows tells the ids that its calls go by."""
 
     def append(self, messages: Sequence[Message]) -> None:
         """Add messages to the next prompt."""
+        if self._turn is not None:
+            self._messages.append(assistant_message(_with_ids(self._turn, messages)))
+            self._turn = None
         self._messages.extend(messages)
 
     def restart(self, messages: Sequence[Message]) -> None:
         """Replace the prompt by a truncated view."""
         self._messages = list(messages)
+        self._turn = None
 
     async def sample(self, sampling: Sampling) -> ModelTurn:
         """One completion. Faults are raised as `ModelError`; the conversation is then as it was before."""
+        self.append(())
         try:
             response = await self._complete(messages=list(self._messages), **self._options(sampling))
         except Exception as error:  # whatever a client library raises becomes one of our three kinds of model error
             raise translate(error) from error
-        turn = settle(self._read(response), self._ids)
-        self._messages.append(assistant_message(turn))
-        return turn
+        self._turn = self._read(response)
+        return self._turn
 
     def prompt_tokens(self) -> int | None:
         """Unknown: the server templates the messages."""
@@ -162,6 +163,8 @@ class ChatConversation:
 
     def _read(self, response: Any) -> ModelTurn:
         choices = get(response, "choices")
+        if not choices and (error := get(response, "error")):
+            raise failure_in(error)
         if not choices or get(choices[0], "message") is None:
             raise ModelRefused("the server answered without a choice")
         message = get(choices[0], "message")
@@ -188,16 +191,11 @@ def parsed_turn(turn: ModelTurn, parser: TextParser, tools: Sequence[ToolSchema]
     parsed = parser.parse(turn.content, tools)
     if not parsed.calls and not parsed.errors:
         return turn
-    calls = tuple(
-        ModelCall(call.name, call.arguments, raw=call.raw, error=call.error, repaired=tuple(call.repaired))
-        for call in parsed.calls
-    )
     return replace(
         turn,
-        content="\n".join(part for part in (parsed.content, parsed.trailing) if part) if calls else turn.content,
-        calls=calls,
+        content="\n".join(part for part in (parsed.content, parsed.trailing) if part) if parsed.calls else turn.content,
+        calls=parsed_calls(parsed),
         reasoning=turn.reasoning or parsed.reasoning or None,
-        malformed=tuple(error.message for error in parsed.errors),
     )
 
 
@@ -229,17 +227,24 @@ def _completion_of(server: Any, model: str | None) -> Completion:
         return create
     kind = type(server).__name__
     raise TypeError(
-        f"{kind} is no model server: expected a ModelServer, an AsyncOpenAI or an object with chat_completion"
+        f"{kind} is not a model server: expected a ModelServer, an AsyncOpenAI or an object with chat_completion"
     )
 
 
-def _call(item: Any) -> ModelCall:
+def _with_ids(turn: ModelTurn, answers: Sequence[Message]) -> ModelTurn:
+    """The turn with the ids by which its calls were answered, in order: the loop replaces missing and repeated ones."""
+    ids = [str(message.get("tool_call_id")) for message in answers if message.get("role") == "tool"]
+    answered = [replace(call, call_id=call_id) for call, call_id in zip(turn.calls, ids, strict=False)]
+    return replace(turn, calls=(*answered, *turn.calls[len(answered) :]))
+
+
+def _call(item: Any) -> ToolCallRecord:
     function = get(item, "function")
     name = get(function, "name")
-    return ModelCall(
+    return ToolCallRecord(
         name=name if isinstance(name, str) else "",
-        arguments=get(function, "arguments"),
-        id=get(item, "id") or None,
+        raw_arguments=get(function, "arguments"),
+        call_id=get(item, "id") or "",
         error=None if isinstance(name, str) and name else "The call has no function name.",
     )
 

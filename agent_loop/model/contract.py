@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agent_loop.turn.tool_call import ToolCallRecord
+
 Message = dict[str, Any]
 """An OpenAI chat message: role, content, and by role tool_calls, tool_call_id, name, reasoning_content."""
 
@@ -50,30 +52,13 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class ModelCall:
-    """One tool call as the model wrote it, before normalization."""
-
-    name: str
-    arguments: Any
-    """What the parser or the server gave: a dict, a JSON string, None, ... Normalization decides what it means."""
-    id: str | None = None
-    raw: str = ""
-    """The text of the call as sampled, when known."""
-    error: str | None = None
-    """A sentence for the model when the markup was recognised but cannot be a call."""
-    repaired: tuple[str, ...] = ()
-    """Repair classes that the parser applied."""
-
-
-@dataclass(frozen=True)
 class ModelTurn:
     """One sampled assistant turn."""
 
     content: str
-    calls: tuple[ModelCall, ...] = ()
+    calls: tuple[ToolCallRecord, ...] = ()
+    """As the model wrote them; the loop works on copies. Unreadable markup is a call with an `error`."""
     reasoning: str | None = None
-    malformed: tuple[str, ...] = ()
-    """One sentence for each piece of tool markup that is no call at all."""
     finish_reason: str = "stop"
     """The server's own reason: stop, tool_calls, length, ..."""
     raw_text: str = ""

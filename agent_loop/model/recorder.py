@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from agent_loop.fairness import breathe
+from agent_loop.fairness import wait_in_line
 from agent_loop.model.backends.backend import Generation, TokenBackend
-from agent_loop.model.contract import Message, ModelCall, ModelTurn, Sampling, Segment, ToolSchema
+from agent_loop.model.contract import Message, ModelTurn, Sampling, Segment, ToolSchema
 from agent_loop.model.tokens.ledger import Ledger
 from agent_loop.model.tokens.template import ChatTemplate
 from agent_loop.records.record import SampledCall
+from agent_loop.turn.tool_call import parsed_calls
 from tool_parsers import Tools
 
 
@@ -107,7 +108,7 @@ class RecordedConversation:
         began = time.monotonic()
         generation = await self._backend.generate(prompt, sampling, stop_ids=sorted(self._template.given_stop_ids))
         duration_s = time.monotonic() - began
-        await breathe()
+        await wait_in_line()
         self._ledger.extend(glue)
         self._ledger.sampled(
             generation.token_ids,
@@ -171,15 +172,10 @@ class RecordedConversation:
 
 def as_turn(parsed: Any, text: str, generation: Generation, prompt_tokens: int) -> ModelTurn:
     """A parse as the loop wants it."""
-    calls = tuple(
-        ModelCall(name=c.name, arguments=c.arguments, raw=c.raw, error=c.error, repaired=tuple(c.repaired))
-        for c in parsed.calls
-    )
     return ModelTurn(
         content="\n".join(part for part in (parsed.content, parsed.trailing) if part),
-        calls=calls,
+        calls=parsed_calls(parsed),
         reasoning=parsed.reasoning or None,
-        malformed=tuple(e.message for e in parsed.errors),
         finish_reason=generation.finish_reason,
         raw_text=text,
         prompt_tokens=prompt_tokens,
@@ -204,7 +200,7 @@ def _as_message(turn: ModelTurn, pending: Sequence[Message]) -> Message:
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     results = [m for m in pending if m.get("role") == "tool"]
-    arguments = [call.arguments for call in turn.calls]
+    arguments = [call.raw_arguments or {} for call in turn.calls]
     if results:
         message["tool_calls"] = [
             {

@@ -1,8 +1,8 @@
 """Asks the live model again: given the stored prefix, does it give the stored token the stored logprob?
 
-No ledger check is as convincing as the model's own word: a doubled token, a missing one or a shifted logprob changes
-what the model says about everything after it. Reading a prompt and writing a token are not computed quite alike, so
-there is a noise floor; it is measured on the same server, by sampling a little and asking again.
+This finds what no check of the stored numbers can: a doubled token, a missing one or a shifted logprob changes what the
+model says about everything after it. Servers compute a prompt and a sampled token in slightly different ways, so the
+answers differ a little; how much is measured on the same server, by sampling a little and asking again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Difference:
-    """What the model says now beside what was stored."""
+    """What the model says now, and what was stored."""
 
     place: Place
     again: float
 
     @property
     def size(self) -> float:
-        """How far apart they are."""
         return abs(self.again - self.place.logprob)
 
 
@@ -59,19 +58,17 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The model's word on a file."""
+    """What the model says about a file."""
 
     differences: tuple[Difference, ...]
     tolerance: Tolerance
 
     @property
     def largest(self) -> Difference | None:
-        """The worst place."""
         return max(self.differences, key=lambda d: d.size, default=None)
 
     @property
     def mean(self) -> float:
-        """Mean difference."""
         return sum(d.size for d in self.differences) / len(self.differences) if self.differences else 0.0
 
     @property
@@ -114,7 +111,7 @@ async def confirm(
 ) -> Confirmation:
     """Ask the model again at random places; without a tolerance the noise floor of this server sets it."""
     if not isinstance(backend, Scorer):
-        raise ModelRefused("this kind of server cannot say what it thinks of given tokens")
+        raise ModelRefused("this kind of server cannot give logprobs of given tokens")
     if tolerance is None:
         prompts = [c.prompt_ids for _, record in records for c in record.sampled_calls[:1]]
         allowed = await measure_floor(backend, Random(seed).sample(prompts, min(FLOOR_PROMPTS, len(prompts))))
@@ -132,11 +129,10 @@ async def _ask_again(
     groups: dict[tuple[int, int], list[Place]] = {}
     for place in places:
         groups.setdefault((place.line, place.segment), []).append(place)
-    gate = asyncio.Semaphore(CONCURRENT)
+    at_once = asyncio.Semaphore(CONCURRENT)
 
     async def ask(line: int, segment: int, wanted: list[Place]) -> list[Difference]:
-        """The places of one segment."""
-        async with gate:
+        async with at_once:
             tokens = by_line[line].segments[segment].tokens
             scores = await scorer.score(tokens, [p.position for p in wanted])
             return [Difference(p, score) for p, score in zip(wanted, scores, strict=True)]
@@ -148,7 +144,7 @@ async def _ask_again(
 async def measure_floor(backend: TokenBackend, prompts: Sequence[list[int]]) -> Tolerance:
     """Sample a little after each prompt and ask again about what was sampled: what differs is noise."""
     if not isinstance(backend, Scorer):
-        raise ModelRefused("this kind of server cannot say what it thinks of given tokens")
+        raise ModelRefused("this kind of server cannot give logprobs of given tokens")
     sizes: list[float] = []
     for prompt in prompts:
         generation = await backend.generate(prompt, Sampling(temperature=1.0, max_tokens=FLOOR_TOKENS))

@@ -6,8 +6,8 @@ Sums that always hold, over the calls the model wrote itself:
     tool_calls_exec_error = error + timeout         (ran and failed)
     tool_calls_schema_valid <= attempted            (ran or not, the call fitted its schema as written)
 
-Calls made from inside a script (execute_code) are counted apart as `nested_calls`. Rates are over attempted calls; when
-there were none they are 0.0, except `valid_rate` and `ok_rate`, which are then 1.0: nothing was wrong.
+Calls made from inside a script (execute_code) are counted apart as `nested_calls`. Rates are over attempted calls.
+Without calls they are 0.0, except `valid_rate` and `ok_rate`, which are then 1.0: nothing was wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import ToolCallRecord, TurnRecord
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.records.result import TurnRecord
+from agent_loop.turn.tool_call import ToolCallRecord, ToolStatus
 
 _COUNTED_ALONE = (
     ToolStatus.INVALID,

@@ -1,4 +1,4 @@
-"""What a rollout returns: the earlier system's fields, and beside them outcome, records, metrics and training data."""
+"""What a rollout returns: the fields of hermes-agent, and with them outcome, records, metrics and training data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from agent_loop.model.contract import ManagedState, Message, Segment
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import SampledCall
+from agent_loop.records.record import RolloutRecord, SampledCall
 from agent_loop.turn.messages import storable
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord
 
 
 @dataclass
 class ToolError:
-    """One failed tool call, as the earlier system listed them."""
+    """One failed tool call, as hermes-agent lists them."""
 
     turn: int
     tool_name: str
@@ -45,37 +45,7 @@ class TurnRecord:
     retries: int = 0
     """Requests to the model that failed before the one that answered."""
     parallel: bool = False
-    """Whether the turn's calls ran beside each other."""
-
-
-@dataclass
-class ToolCallRecord:
-    """One tool call, from what the model wrote to what came of it."""
-
-    turn: int
-    call_id: str
-    name: str
-    raw_arguments: Any
-    """As the model wrote them."""
-    arguments: dict[str, Any] | None
-    """As they ran (or would have run); None when they could not be understood."""
-    status: ToolStatus
-    schema_valid: bool = False
-    """True only when the call fitted its schema as written: nothing was repaired."""
-    repairs: tuple[str, ...] = ()
-    """Repair classes, the parser's first."""
-    duplicate: bool = False
-    """An earlier call of this rollout had the same name and arguments."""
-    duration_s: float = 0.0
-    exit_code: int | None = None
-    result_chars: int = 0
-    """Length of the tool's whole result, before budgets."""
-    stored_path: str | None = None
-    """Where the whole of a shortened result is kept."""
-    error: str | None = None
-    parent: str | None = None
-    """`call_id` of the call that made this one, for calls from inside a script."""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    """Whether the turn's calls ran at the same time."""
 
 
 class _MadeWhenRead:
@@ -108,7 +78,7 @@ class AgentResult:
     tool_calls_executed_ok: int = 0
     tool_calls_exec_error: int = 0
     outcome: Outcome = Outcome.CANCELLED
-    """A result nobody filled in is not trained on."""
+    """The default is an outcome that is not trained on."""
     error: str | None = None
     """What ended an untrainable rollout, in one sentence."""
     turns: list[TurnRecord] = field(default_factory=list)
@@ -136,19 +106,26 @@ class AgentResult:
         """Whether the server gave tokens: never invented where it did not."""
         return bool(self.segments)
 
-    def record_fields(self) -> dict[str, Any]:
-        """The part of a `RolloutRecord` that the loop knows, as plain data."""
-        return {
-            "outcome": self.outcome.value,
-            "trainable": self.trainable,
-            "messages": self.messages,
-            "has_tokens": self.has_tokens,
-            "segments": self.segments,
-            "sampled_calls": self.sampled_calls,
-            "turns": [dict(vars(turn)) for turn in self.turns],
-            "tool_calls": [storable(vars(call)) for call in self.tool_calls],
-            "metrics": self.metrics,
-            "truncations": self.truncations,
-            "timing": self.timing,
-            "error": self.error,
-        }
+    def fill(self, record: RolloutRecord) -> None:
+        """Put everything that the loop knows into a stored record, as plain data."""
+        record.outcome = self.outcome.value
+        record.trainable = self.trainable
+        record.messages = self.messages
+        record.has_tokens = self.has_tokens
+        record.segments = self.segments
+        record.sampled_calls = self.sampled_calls
+        record.turns = [dict(vars(turn)) for turn in self.turns]
+        record.tool_calls = [_stored(call) for call in self.tool_calls]
+        record.metrics = self.metrics
+        record.truncations = self.truncations
+        record.timing |= self.timing
+        record.error = self.error
+
+
+def _stored(call: ToolCallRecord) -> dict[str, Any]:
+    stored: dict[str, Any] = storable({key: value for key, value in vars(call).items() if key not in _NOT_STORED})
+    return stored
+
+
+_NOT_STORED = frozenset({"text", "nested"})
+"""Fields of a call that the record has elsewhere: in the tool messages, and as calls of their own."""

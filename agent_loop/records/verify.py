@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
@@ -44,7 +46,7 @@ def check_masks(record: RolloutRecord) -> Iterator[str]:
             elif mask == MASKED and logprob != NO_LOGPROB:
                 yield f"{where}: masked, but its logprob is {logprob} and not {NO_LOGPROB}"
             elif mask != MASKED and not _is_logprob(logprob):
-                yield f"{where}: {logprob} is no logprob"
+                yield f"{where}: {logprob} cannot be a logprob"
 
 
 def check_segments(record: RolloutRecord) -> Iterator[str]:
@@ -191,8 +193,6 @@ CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that is wrong."""
-
     rollout_id: str
     line: int
     check: str
@@ -220,7 +220,6 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.violations
 
     def violations_of(self, check: str) -> int:
@@ -228,7 +227,6 @@ class Report:
         return sum(1 for v in self.violations if v.check == check)
 
     def add(self, record: RolloutRecord, line: int) -> None:
-        """Check one rollout."""
         self.rollouts += 1
         self.with_tokens += record.has_tokens
         self.sampled_turns += len(record.turns) or len(record.sampled_calls)
@@ -244,7 +242,7 @@ class Report:
 
 
 def read_records(lines: Iterable[bytes]) -> Iterator[tuple[int, RolloutRecord]]:
-    """Records with their line numbers; raises ValueError naming the line that is none."""
+    """Records with their line numbers; raises ValueError naming the first line that is not a record."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -254,9 +252,10 @@ def read_records(lines: Iterable[bytes]) -> Iterator[tuple[int, RolloutRecord]]:
             raise ValueError(f"line {number}: {error}") from error
 
 
-def verify_lines(lines: Iterable[bytes]) -> Report:
-    """Check every rollout of a file."""
+def verify(source: str | Path | Iterable[bytes]) -> Report:
+    """Check every rollout of a rollouts.jsonl, given by its path or as lines."""
     report = Report()
-    for number, record in read_records(lines):
-        report.add(record, number)
+    with nullcontext(source) if not isinstance(source, str | Path) else Path(source).open("rb") as lines:
+        for number, record in read_records(lines):
+            report.add(record, number)
     return report

@@ -2,7 +2,7 @@
 
 from agent_loop.tools.config import ScriptLimits, ToolConfig
 from agent_loop.tools.policy import DANGEROUS_COMMANDS, CommandPolicy, Rule
-from agent_loop.tools.sandbox_tools import ToolRuntime
+from agent_loop.tools.sandbox_tools import SandboxTools
 from agent_loop.tools.tool import ToolsetError
 from agent_loop.tools.toolsets import DISTRIBUTIONS, TOOLSETS, draw, resolve
 
@@ -12,9 +12,9 @@ __all__ = [
     "TOOLSETS",
     "CommandPolicy",
     "Rule",
+    "SandboxTools",
     "ScriptLimits",
     "ToolConfig",
-    "ToolRuntime",
     "ToolsetError",
     "draw",
     "resolve",

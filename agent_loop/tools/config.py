@@ -1,4 +1,4 @@
-"""Limits and settings of the tools of a rollout. The defaults are the ones users of the earlier system know."""
+"""Limits and settings of the tools of a rollout. The defaults are hermes-agent's."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ class ScriptLimits(BaseModel):
 
 
 class ToolConfig(BaseModel):
-    """Settings of a `ToolRuntime`."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     default_timeout_s: int = Field(default=180, gt=0)
@@ -68,7 +66,7 @@ class ToolConfig(BaseModel):
     max_processes: int = Field(default=64, gt=0)
     """Background processes running at once."""
     secret_env: tuple[str, ...] = ()
-    """Names of variables whose values are hidden in command output, beside those that look secret by name."""
+    """Names of variables whose values are hidden in command output, besides those that look secret by name."""
     script: ScriptLimits = ScriptLimits()
     policy: CommandPolicy = CommandPolicy()
     web: WebConfig | None = None

@@ -1,8 +1,8 @@
-"""Which commands may run, for users whose slots are not isolated. Off where the slot itself is the wall.
+"""Which commands may run, for users whose slots are not isolated. Off where the slot itself isolates them.
 
 Rules are tried in order; the first whose pattern is found in the text decides, else `default`. The text is a terminal
 command, the code of a script, or input typed into a process. Regular expressions over shell text are a guard against
-accidents, not a wall against an adversary: for that, use an isolated slot.
+accidents, not a defence against an attacker: for that, use an isolated slot.
 """
 
 from __future__ import annotations
@@ -99,23 +99,24 @@ class Decision:
         return {"allowed": self.allowed, "action": self.action, "rule": self.rule, "reason": self.reason}
 
 
-class PolicyGate:
+class PolicyCheck:
     """The policy of one rollout: decides each call, asking the user's callback where a rule says so."""
 
     def __init__(self, policy: CommandPolicy, isolation: str, ask: AskCallback | None) -> None:
         self._policy = policy
-        self._active = policy.active(isolation) and (bool(policy.rules) or policy.default != "allow")
+        self.active = policy.active(isolation) and (bool(policy.rules) or policy.default != "allow")
+        """Whether there is anything to decide on this rollout's sandbox."""
         self._ask = ask
 
     async def decide(self, tool: str, text: str | None) -> Decision | None:
         """The decision, or None when there is nothing to decide (policy off, or a tool that runs no commands)."""
-        if not self._active or text is None:
+        if not self.active or text is None:
             return None
         action, rule = self._policy.match(tool, text)
         pattern, reason = (rule.pattern, rule.reason) if rule else (None, "")
         if action == "ask":
             allowed = await self._ask(tool, text) if self._ask else False
-            return Decision(allowed, action, pattern, reason or ("" if self._ask else "nobody is there to ask"))
+            return Decision(allowed, action, pattern, reason or ("" if self._ask else "there is nobody to ask"))
         return Decision(action == "allow", action, pattern, reason)
 
 

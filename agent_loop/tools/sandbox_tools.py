@@ -1,4 +1,4 @@
-"""The tools of one rollout: what the loop calls. It owns no slot but everything the tools keep beside it.
+"""The tools of one rollout, on its sandbox: what the loop calls, and what the tools keep between calls.
 
 Whatever the model sends, the answer is valid JSON. Only a fault of the sandbox itself is raised, because it ends the
 rollout; it never becomes something the model reads.
@@ -16,20 +16,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agent_loop.model.contract import Message, ToolSchema
-from agent_loop.tools.catalog import CATALOG
 from agent_loop.tools.config import ToolConfig
 from agent_loop.tools.files.workspace import Workspace, file_failure
 from agent_loop.tools.output import Redactor, dump
-from agent_loop.tools.policy import AskCallback, Decision, PolicyGate, command_text
+from agent_loop.tools.policy import AskCallback, Decision, PolicyCheck, command_text
 from agent_loop.tools.script.execute_code import describe_for
 from agent_loop.tools.shell.process_table import ProcessTable
 from agent_loop.tools.todo import TodoList
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolFailure, ToolReturn, ToolsetError
-from agent_loop.tools.toolsets import resolve
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, ToolsetError, outcome_of
+from agent_loop.tools.toolsets import CATALOG, resolve
 from agent_loop.tools.web.web_local import LocalWeb
 from agent_loop.tools.web.web_tools import WebProvider
 from agent_loop.turn.arguments import normalize
-from agent_loop.turn.runtime import NestedCall, ToolOutcome, ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxError, SandboxFileError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 DEFAULT_TOOLSETS = ("terminal", "file")
 
 
-class ToolRuntime:
+class SandboxTools:
     """The loop's `ToolRuntime` over one leased sandbox. Use as `async with`, or call `close`."""
 
     def __init__(
@@ -60,8 +59,9 @@ class ToolRuntime:
         self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
-        self._gate = PolicyGate(config.policy, sandbox.isolation, ask)
-        self._ctx = ToolContext(
+        policy_check = PolicyCheck(config.policy, sandbox.isolation, ask)
+        self._policy_check = policy_check if policy_check.active else None
+        self._ctx = CallContext(
             sandbox=sandbox,
             config=config,
             workspace=Workspace(sandbox),
@@ -75,7 +75,7 @@ class ToolRuntime:
         self._stored = 0
         self._name = secrets.token_hex(4)
 
-    async def __aenter__(self) -> ToolRuntime:
+    async def __aenter__(self) -> SandboxTools:
         return self
 
     async def __aexit__(
@@ -94,7 +94,7 @@ class ToolRuntime:
         return [_openai_schema(tool, self._ctx) for tool in self._tools.values()]
 
     def parallel_safe(self, name: str) -> bool:
-        """Whether calls of this tool may run beside others of the same turn."""
+        """Whether calls of this tool may run at the same time as others of the turn."""
         tool = self._tools.get(name)
         return tool is not None and tool.parallel_safe
 
@@ -115,18 +115,33 @@ class ToolRuntime:
         return path
 
     async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:
-        """Run one call of the model. Raises SandboxError when the sandbox is gone."""
+        """Run one call whose arguments fit the tool's schema, as the loop checks. See `checked_call` for other callers.
+
+        Raises SandboxError when the sandbox is gone.
+        """
         tool = self._tools.get(name)
         if tool is None:
-            return _failed(f"Unknown tool {name!r}. Available: {', '.join(sorted(self._tools))}.", ToolStatus.UNKNOWN)
+            return self._unknown(name)
+        decision = await self._policy_check.decide(name, command_text(name, arguments)) if self._policy_check else None
+        if decision is None:
+            return await self._run(tool, arguments)
+        metadata = {"policy": decision.as_metadata()}
+        if not decision.allowed:
+            return _blocked(decision, metadata)
+        return replace(await self._run(tool, arguments), metadata=metadata)
+
+    async def checked_call(self, name: str, arguments: Any) -> ToolOutcome:
+        """Run a call whose arguments nobody has checked yet: a script's, or one that a reward makes."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return self._unknown(name)
         normalized = normalize(arguments, name, tool.parameters)
         if normalized.arguments is None:
             return _failed(normalized.error or f"Invalid arguments for {name}.", ToolStatus.INVALID)
-        decision = await self._gate.decide(name, command_text(name, normalized.arguments))
-        metadata = {"policy": decision.as_metadata()} if decision else {}
-        if decision and not decision.allowed:
-            return _blocked(decision, metadata)
-        return replace(await self._run(tool, normalized.arguments), metadata=metadata)
+        return await self.call(name, normalized.arguments, call_id="")
+
+    def _unknown(self, name: str) -> ToolOutcome:
+        return _failed(f"Unknown tool {name!r}. Available: {', '.join(sorted(self._tools))}.", ToolStatus.UNKNOWN)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
         try:
@@ -142,24 +157,17 @@ class ToolRuntime:
         except Exception as error:  # a fault of ours must not end a rollout of theirs; it is logged and recorded
             log.exception("tool %s failed", tool.name)
             return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ToolStatus.ERROR)
-        return _outcome(returned if isinstance(returned, ToolReturn) else ToolReturn(returned))
+        return returned if isinstance(returned, ToolOutcome) else outcome_of(returned)
 
-    async def _call_nested(self, name: str, arguments: Any) -> tuple[ToolOutcome, NestedCall]:
+    async def _call_nested(self, name: str, arguments: Any) -> ToolCallRecord:
         """A script's call: the same rules as the model's own, without the parameters that scripts do not have."""
         started = time.monotonic()
         allowed = self._tools[name].script_parameters
         given = arguments if isinstance(arguments, dict) else {}
-        outcome = await self.call(name, {key: value for key, value in given.items() if key in allowed}, call_id="")
-        record = NestedCall(
-            name=name,
-            arguments=given,
-            status=outcome.status,
-            duration_s=time.monotonic() - started,
-            exit_code=outcome.exit_code,
-            result_chars=len(outcome.text),
-            error=outcome.error,
-        )
-        return outcome, record
+        call = ToolCallRecord(name, given, arguments=given)
+        outcome = await self.checked_call(name, {key: value for key, value in given.items() if key in allowed})
+        call.finish(outcome, time.monotonic() - started)
+        return call
 
 
 def _web_provider(config: ToolConfig) -> WebProvider | None:
@@ -172,23 +180,10 @@ def _web_provider(config: ToolConfig) -> WebProvider | None:
     return HttpWeb(config.web)
 
 
-def _openai_schema(tool: Tool, ctx: ToolContext) -> ToolSchema:
+def _openai_schema(tool: Tool, ctx: CallContext) -> ToolSchema:
     if tool.name == "execute_code":
         return {"type": "function", "function": describe_for(tool, ctx)}
     return tool.openai_schema()
-
-
-def _outcome(returned: ToolReturn) -> ToolOutcome:
-    error = returned.data.get("error")
-    exit_code = returned.data.get("exit_code", returned.exit_code)
-    status = ToolStatus.TIMEOUT if returned.timed_out else ToolStatus.ERROR if error else ToolStatus.OK
-    return ToolOutcome(
-        dump(returned.data),
-        status,
-        exit_code=exit_code if isinstance(exit_code, int) else None,
-        error=str(error) if error else None,
-        nested=returned.nested,
-    )
 
 
 def _failed(message: str, status: ToolStatus, fields: dict[str, Any] | None = None) -> ToolOutcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema
 
 STATUSES = ("pending", "in_progress", "completed", "cancelled")
 MAX_ITEMS = 200
@@ -65,7 +65,7 @@ def _whole_item(raw: dict[str, Any]) -> dict[str, str]:
     return {"id": item_id, "content": content, "status": status}
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """Read the list, or write it and read it back."""
     todos = arguments.get("todos")
     if todos is not None:

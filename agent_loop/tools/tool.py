@@ -13,12 +13,12 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_loop.model.contract import ToolSchema
-from agent_loop.turn.runtime import NestedCall, ToolOutcome
+from agent_loop.tools.output import Redactor, dump
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 
 if TYPE_CHECKING:
     from agent_loop.tools.config import ToolConfig
     from agent_loop.tools.files.workspace import Workspace
-    from agent_loop.tools.output import Redactor
     from agent_loop.tools.shell.process_table import ProcessTable
     from agent_loop.tools.todo import TodoList
     from agent_loop.tools.web.web_tools import WebProvider
@@ -45,12 +45,12 @@ class ToolsetError(ValueError):
 class NestedCaller(Protocol):
     """Runs a call that a script made, under the rules of the rollout."""
 
-    async def __call__(self, name: str, arguments: Any) -> tuple[ToolOutcome, NestedCall]:
-        """The outcome for the script and the record for the trajectory."""
+    async def __call__(self, name: str, arguments: Any) -> ToolCallRecord:
+        """The call as it ended: its `text` is for the script, the rest for the trajectory."""
 
 
 @dataclass
-class ToolContext:
+class CallContext:
     """Everything the tools of one rollout share. Nothing in here outlives the rollout or is seen by another."""
 
     sandbox: Sandbox
@@ -65,17 +65,27 @@ class ToolContext:
     call_nested: NestedCaller
 
 
-@dataclass(frozen=True)
-class ToolReturn:
-    """A result with facts for the records beside what the model reads."""
+def outcome_of(
+    data: dict[str, Any],
+    *,
+    timed_out: bool = False,
+    exit_code: int | None = None,
+    nested: tuple[ToolCallRecord, ...] = (),
+) -> ToolOutcome:
+    """The outcome of a call that ran and gave this JSON object; its `error` and `exit_code` are read from there."""
+    error = data.get("error")
+    exit_code = data.get("exit_code", exit_code)
+    return ToolOutcome(
+        dump(data),
+        ToolStatus.TIMEOUT if timed_out else ToolStatus.ERROR if error else ToolStatus.OK,
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        error=str(error) if error else None,
+        nested=nested,
+    )
 
-    data: dict[str, Any]
-    timed_out: bool = False
-    nested: tuple[NestedCall, ...] = ()
-    exit_code: int | None = None
 
-
-ToolFunction = Callable[[ToolContext, dict[str, Any]], Awaitable[dict[str, Any] | ToolReturn]]
+ToolFunction = Callable[[CallContext, dict[str, Any]], Awaitable[dict[str, Any] | ToolOutcome]]
+"""A tool that has facts for the records besides its JSON object returns `outcome_of` it."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +102,10 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name the model calls it by."""
         return str(self.schema["name"])
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """JSON schema of the arguments."""
         return dict(self.schema["parameters"])
 
     def openai_schema(self) -> ToolSchema:
@@ -106,7 +114,6 @@ class Tool:
 
 
 def load_schema(name: str) -> dict[str, Any]:
-    """Read `schemas/NAME.json`."""
     text = files("agent_loop.tools").joinpath("schemas", f"{name}.json").read_text("utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema

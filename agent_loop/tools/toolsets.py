@@ -1,4 +1,6 @@
-"""Groups of tools, and named distributions over the groups for training on varied tool sets.
+"""Every tool by name, the groups of them, and named distributions over the groups for training on varied tool sets.
+
+A new tool is a module in one of the folders here and a line in `_TOOLS`.
 
 A draw is a pure function of the distribution's name and the seed: every rollout of a group, on any machine, gets the
 same tools.
@@ -10,18 +12,36 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from agent_loop.tools.tool import ToolsetError
+from agent_loop.tools import todo
+from agent_loop.tools.files import patch, read_file, search_files, write_file
+from agent_loop.tools.script import execute_code
+from agent_loop.tools.shell import process, terminal
+from agent_loop.tools.tool import Tool, ToolsetError
+from agent_loop.tools.web import web_tools as web
+
+_TOOLS = (
+    terminal.TOOL,
+    process.TOOL,
+    read_file.TOOL,
+    write_file.TOOL,
+    patch.TOOL,
+    search_files.TOOL,
+    execute_code.TOOL,
+    todo.TOOL,
+    web.SEARCH_TOOL,
+    web.EXTRACT_TOOL,
+)
+"""In the order the model sees them."""
+
+CATALOG: Mapping[str, Tool] = MappingProxyType({tool.name: tool for tool in _TOOLS})
 
 TOOLSETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "terminal": ("terminal", "process"),
-        "file": ("read_file", "write_file", "patch", "search_files"),
-        "code_execution": ("execute_code",),
-        "todo": ("todo",),
-        "web": ("web_search", "web_extract"),
+        name: tuple(tool.name for tool in _TOOLS if tool.toolset == name)
+        for name in dict.fromkeys(tool.toolset for tool in _TOOLS)
     }
 )
-"""Tools of each set, in the order the model sees them."""
+"""Tools of each set."""
 
 DISTRIBUTIONS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -47,18 +67,17 @@ def resolve(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...
     `without` takes single tools away again, such as `process` from the toolset `terminal`.
     """
     chosen: dict[str, None] = {}
-    known_tools = {tool for tools in TOOLSETS.values() for tool in tools}
     left_out = set(without)
-    if unknown := sorted(left_out - known_tools):
-        raise ToolsetError(f"unknown tool {unknown[0]!r}; tools: {', '.join(sorted(known_tools))}")
+    if unknown := sorted(left_out - set(CATALOG)):
+        raise ToolsetError(f"unknown tool {unknown[0]!r}; tools: {', '.join(sorted(CATALOG))}")
     for name in names:
-        if name not in TOOLSETS and name not in known_tools:
-            valid = f"toolsets: {', '.join(TOOLSETS)}; tools: {', '.join(sorted(known_tools))}"
+        if name not in TOOLSETS and name not in CATALOG:
+            valid = f"toolsets: {', '.join(TOOLSETS)}; tools: {', '.join(sorted(CATALOG))}"
             raise ToolsetError(f"unknown toolset or tool {name!r}; {valid}")
         chosen.update(dict.fromkeys(tool for tool in TOOLSETS.get(name, (name,)) if tool not in left_out))
     if not chosen:
         raise ToolsetError(f"no tools are enabled; choose from the toolsets: {', '.join(TOOLSETS)}")
-    return tuple(tool for tools in TOOLSETS.values() for tool in tools if tool in chosen)
+    return tuple(tool for tool in CATALOG if tool in chosen)
 
 
 def check_distribution(name: str, distribution: Mapping[str, float]) -> None:

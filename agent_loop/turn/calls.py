@@ -1,4 +1,4 @@
-"""From a call as the model wrote it to a call that may run, or to the refusal that the model reads."""
+"""The tool half of a turn: check the calls, run them, keep them as records, and give back one message per call."""
 
 from __future__ import annotations
 
@@ -6,167 +6,125 @@ import asyncio
 import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from agent_loop.limits import Limits, earliest
-from agent_loop.model.contract import ModelCall, ToolSchema
-from agent_loop.records.result import ToolCallRecord
+from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten
+from agent_loop.limits import Limits
+from agent_loop.model.contract import Message, ModelTurn, ToolSchema
+from agent_loop.outcome import Outcome
+from agent_loop.records.result import ToolError, TurnRecord
 from agent_loop.turn.arguments import normalize
-from agent_loop.turn.messages import shown
-from agent_loop.turn.runtime import ToolOutcome, ToolRuntime, ToolStatus, error_text
+from agent_loop.turn.messages import sendable, shown, tool_message
+from agent_loop.turn.runtime import ToolRuntime, error_text
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class ReadyCall:
-    """A call that may run: known tool, normalized arguments."""
-
-    call_id: str
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A call that ran, or was to run."""
-
-    outcome: ToolOutcome
-    duration_s: float = 0.0
+_FAILED = frozenset(
+    {
+        ToolStatus.ERROR,
+        ToolStatus.TIMEOUT,
+        ToolStatus.INVALID,
+        ToolStatus.UNKNOWN,
+        ToolStatus.MALFORMED,
+        ToolStatus.LOST,
+    }
+)
 
 
-class Dispatcher:
-    """Runs calls on one runtime under one set of limits. Deadlines are moments on the event loop's clock."""
+class ToolTurns:
+    """Runs the calls of each turn of one rollout and keeps the records of all of them."""
 
-    def __init__(self, runtime: ToolRuntime, limits: Limits) -> None:
+    def __init__(self, runtime: ToolRuntime, planner: CallPlanner, limits: Limits, budget: ResultBudget) -> None:
+        self.records: list[ToolCallRecord] = []
+        self.errors: list[ToolError] = []
+        self.lost: str | None = None
+        """What the sandbox said when it was lost."""
         self._runtime = runtime
+        self._planner = planner
         self._limits = limits
-        self._left_behind: set[asyncio.Task[ToolOutcome]] = set()
+        self._budget = budget
+        self._dispatcher = Dispatcher(runtime, limits)
+        self._calls_run = 0
 
-    def parallel(self, calls: Sequence[ReadyCall]) -> bool:
-        """Whether these calls will run beside each other."""
-        return len(calls) > 1 and all(self._runtime.parallel_safe(call.name) for call in calls)
+    def skip(self, turn: ModelTurn, record: TurnRecord, reason: str) -> list[Message]:
+        """Answer every call of a turn without running it."""
+        for call in turn.calls:
+            self._planner.plan(call, record.turn)
+            call.finish(_not_run(reason))
+        return self._close(turn.calls)
 
-    async def run(self, calls: Sequence[ReadyCall], deadline: float | None, done: dict[str, Executed]) -> None:
-        """Fill `done` by call id; `deadline` is the turn's or the rollout's, whichever is first.
-
-        On cancellation `done` holds what had ended or was stopped; calls that never started are missing.
-        """
-        if self.parallel(calls):
-            await self._beside(calls, deadline, done)
-            return
-        for call in calls:
-            executed = done[call.call_id] = await self._run_one(call, deadline, done)
-            if executed.outcome.status is ToolStatus.LOST:
-                return
-
-    async def _beside(self, calls: Sequence[ReadyCall], deadline: float | None, done: dict[str, Executed]) -> None:
-        gate = asyncio.Semaphore(self._limits.max_parallel_calls)
-        lost = asyncio.Event()
-
-        async def gated(call: ReadyCall) -> None:
-            async with gate:
-                if lost.is_set():
-                    return
-                executed = done[call.call_id] = await self._run_one(call, deadline, done, stop=lost)
-                if executed.outcome.status is ToolStatus.LOST:
-                    lost.set()
-
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(gated(call))
-
-    async def _run_one(
-        self, call: ReadyCall, deadline: float | None, done: dict[str, Executed], stop: asyncio.Event | None = None
-    ) -> Executed:
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        allowed = self._limits.tool_timeout_s
-        until = earliest(deadline, started + allowed if allowed is not None else None)
-        if until is not None and until <= started:
-            return Executed(not_run("the time of this turn was up"))
-        task = asyncio.create_task(self._runtime.call(call.name, call.arguments, call_id=call.call_id))
+    async def run(
+        self, turn: ModelTurn, record: TurnRecord, deadline: float | None, results: list[Message]
+    ) -> Outcome | None:
+        """Run the calls and fill `results`, on cancellation too; the outcome if this ends the rollout."""
+        for call in turn.calls:
+            self._planner.plan(call, record.turn)
+        beyond = self._hold_back(turn.calls)
+        ready = [call for call in turn.calls if call.pending]
+        self._calls_run += len(ready)
+        record.parallel = self._dispatcher.parallel(ready)
         try:
-            await _first(task, stop, None if until is None else until - clock())
-            if task.done():
-                return Executed(_read(task), clock() - started)
-            spent_s = clock() - started
-            await self._stop(task)
-            stopped = stop is not None and stop.is_set()
-            return Executed(_interrupted("the sandbox was lost") if stopped else _timed_out(call, spent_s), spent_s)
-        except asyncio.CancelledError:
-            done[call.call_id] = Executed(_interrupted("the rollout was cancelled"), clock() - started)
-            await self._stop(task)
-            raise
+            await self._dispatcher.run(ready, deadline)
+            _end(turn.calls)
+            await apply_budget(turn.calls, self._budget, self._runtime.store_result)
+        finally:
+            _end(turn.calls)
+            results += self._close(turn.calls)
+        if self.lost is not None:
+            return Outcome.SANDBOX_LOST
+        return Outcome.MAX_TOOL_CALLS if beyond else None
 
-    async def _stop(self, task: asyncio.Task[ToolOutcome]) -> None:
-        task.cancel()
-        await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
-        if task.done():
-            if not task.cancelled():
-                task.exception()  # retrieved: whatever it says, the call was stopped
-            return
-        log.error("a tool call ignored its cancellation for %.0f s and is left behind", self._limits.cancel_grace_s)
-        self._left_behind.add(task)
-        task.add_done_callback(self._left_behind.discard)
+    def _hold_back(self, calls: Sequence[ToolCallRecord]) -> bool:
+        """Refuse calls beyond `max_tool_calls`; whether there were any."""
+        if self._limits.max_tool_calls is None:
+            return False
+        allowed = self._limits.max_tool_calls - self._calls_run
+        beyond = [call for call in calls if call.pending][max(allowed, 0) :]
+        for call in beyond:
+            call.finish(_not_run(f"the limit of {self._limits.max_tool_calls} tool calls is reached"))
+        return bool(beyond)
 
-
-def not_run(reason: str) -> ToolOutcome:
-    """The result of a call that never started."""
-    said = f"Not run: {reason}."
-    return ToolOutcome(error_text(said), ToolStatus.SKIPPED, error=said)
-
-
-def _timed_out(call: ReadyCall, spent_s: float) -> ToolOutcome:
-    said = f"{call.name} was stopped after {spent_s:.1f} s: it took too long."
-    return ToolOutcome(error_text(said), ToolStatus.TIMEOUT, error=said)
-
-
-async def _first(task: asyncio.Task[ToolOutcome], stop: asyncio.Event | None, timeout_s: float | None) -> None:
-    """Wait for the task, the stop signal or the timeout, whichever comes first."""
-    if stop is None:
-        await asyncio.wait({task}, timeout=timeout_s)
-        return
-    signal = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({task, signal}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        signal.cancel()
+    def _close(self, calls: Sequence[ToolCallRecord]) -> list[Message]:
+        """Records and one tool message for every call."""
+        for call in calls:
+            # Results of an interrupted turn are still whole. They are not stored: the sandbox may be gone.
+            limit = self._budget.limit_for(call.name)
+            call.text = sendable(call.text if limit is None else shorten(call.text, limit))
+            self.records.append(call)
+            self.records.extend(_nested(call, index, made) for index, made in enumerate(call.nested))
+            if call.status in _FAILED:
+                self.errors.append(_tool_error(call))
+            if call.status is ToolStatus.LOST:
+                self.lost = call.error or "the sandbox was lost"
+        return [tool_message(call) for call in calls]
 
 
-def _interrupted(reason: str) -> ToolOutcome:
-    said = f"Stopped: {reason}."
-    return ToolOutcome(error_text(said), ToolStatus.CANCELLED, error=said)
+def _end(calls: Sequence[ToolCallRecord]) -> None:
+    for call in calls:
+        if call.pending:
+            call.finish(_not_run("the rollout ended first"))
 
 
-def _read(task: asyncio.Task[ToolOutcome]) -> ToolOutcome:
-    """The outcome of a finished task; what it raised becomes a result."""
-    if task.cancelled():
-        said = "The tool stopped itself."
-        return ToolOutcome(error_text(said), ToolStatus.ERROR, error=said)
-    error = task.exception()
-    if error is None:
-        return task.result()
-    said = f"{type(error).__name__}: {error}"[:2000]
-    if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
-        return ToolOutcome(error_text(said), ToolStatus.LOST, error=said)
-    if not isinstance(error, Exception):
-        raise error  # KeyboardInterrupt, SystemExit: not ours to answer
-    return ToolOutcome(error_text(said), ToolStatus.ERROR, error=said)
+def _nested(parent: ToolCallRecord, index: int, call: ToolCallRecord) -> ToolCallRecord:
+    return replace(
+        call,
+        turn=parent.turn,
+        call_id=f"{parent.call_id}/{index}",
+        schema_valid=call.status not in (ToolStatus.INVALID, ToolStatus.UNKNOWN),
+        parent=parent.call_id,
+        text="",  # the script read it, not the model
+    )
 
 
-@dataclass
-class PlannedCall:
-    """One call of a turn: its record, and either what to run or why not."""
-
-    call: ModelCall
-    record: ToolCallRecord
-    ready: ReadyCall | None = None
-    refusal: ToolOutcome | None = None
+def _tool_error(call: ToolCallRecord) -> ToolError:
+    raw: Any = call.raw_arguments
+    arguments = raw if isinstance(raw, str) else shown(raw)
+    return ToolError(call.turn, call.name, arguments[:200], call.error or "", call.text[:500])
 
 
 class CallPlanner:
@@ -177,32 +135,25 @@ class CallPlanner:
         self._parameters = {name: _parameters(tools, name) for name in self._names}
         self._seen: set[tuple[str, bytes]] = set()
 
-    def plan(self, call: ModelCall, turn: int) -> PlannedCall:
-        """Decide what one settled call is. Never raises."""
-        record = ToolCallRecord(turn, call.id or "", call.name, call.arguments, None, ToolStatus.SKIPPED)
-        record.repairs = call.repaired
-        planned = PlannedCall(call, record)
+    def plan(self, call: ToolCallRecord, turn: int) -> None:
+        """Make one settled call ready to run, or end it with the refusal that the model reads. Never raises."""
+        call.turn = turn
         if call.error is not None:
-            planned.refusal = _refuse(
-                ToolStatus.MALFORMED, f"Your tool call could not be read and was not run: {call.error}"
-            )
+            _refuse(call, ToolStatus.MALFORMED, f"Your tool call could not be read and was not run: {call.error}")
         elif call.name not in self._parameters:
-            planned.refusal = _refuse(ToolStatus.UNKNOWN, self._unknown(call.name), available_tools=self._names)
+            _refuse(call, ToolStatus.UNKNOWN, self._unknown(call.name), available_tools=self._names)
         else:
-            self._normalize(planned)
-        return planned
+            self._normalize(call)
 
-    def _normalize(self, planned: PlannedCall) -> None:
-        call, record = planned.call, planned.record
-        normalized = normalize(call.arguments, call.name, self._parameters[call.name])
-        record.repairs = (*call.repaired, *normalized.repairs)
-        record.schema_valid = normalized.schema_valid and not call.repaired
+    def _normalize(self, call: ToolCallRecord) -> None:
+        normalized = normalize(call.raw_arguments, call.name, self._parameters[call.name])
+        call.schema_valid = normalized.schema_valid and not call.repairs
+        call.repairs = (*call.repairs, *normalized.repairs)
         if normalized.arguments is None:
-            planned.refusal = _refuse(ToolStatus.INVALID, normalized.error or "Invalid arguments.")
+            _refuse(call, ToolStatus.INVALID, normalized.error or "Invalid arguments.")
             return
-        record.arguments = normalized.arguments
-        record.duplicate = self._is_duplicate(call.name, normalized.arguments)
-        planned.ready = ReadyCall(record.call_id, call.name, normalized.arguments)
+        call.arguments = normalized.arguments
+        call.duplicate = self._is_duplicate(call.name, normalized.arguments)
 
     def _is_duplicate(self, name: str, arguments: Mapping[str, Any]) -> bool:
         try:
@@ -219,8 +170,8 @@ class CallPlanner:
         return f"Unknown tool: {name[:100]!r}. Available tools: {', '.join(self._names) or 'none'}.{hint}"
 
 
-def _refuse(status: ToolStatus, error: str, **more: Any) -> ToolOutcome:
-    return ToolOutcome(error_text(error, **more), status, error=error)
+def _refuse(call: ToolCallRecord, status: ToolStatus, error: str, **more: Any) -> None:
+    call.finish(_failed(status, error, **more))
 
 
 def _parameters(tools: Sequence[ToolSchema], name: str) -> dict[str, Any]:
@@ -229,3 +180,128 @@ def _parameters(tools: Sequence[ToolSchema], name: str) -> dict[str, Any]:
         if function.get("name") == name:
             return function.get("parameters") or {}
     return {}
+
+
+class Dispatcher:
+    """Runs calls on one runtime under one set of limits. Deadlines are moments on the event loop's clock."""
+
+    def __init__(self, runtime: ToolRuntime, limits: Limits) -> None:
+        self._runtime = runtime
+        self._limits = limits
+        self._left_behind: set[asyncio.Task[ToolOutcome]] = set()
+
+    def parallel(self, calls: Sequence[ToolCallRecord]) -> bool:
+        """Whether these calls will run at the same time."""
+        return len(calls) > 1 and all(self._runtime.parallel_safe(call.name) for call in calls)
+
+    async def run(self, calls: Sequence[ToolCallRecord], deadline: float | None) -> None:
+        """Run planned calls; `deadline` is the turn's or the rollout's, whichever is first.
+
+        On cancellation calls that ran have ended or were stopped; calls that never started are still pending.
+        """
+        if self.parallel(calls):
+            await self._run_together(calls, deadline)
+            return
+        for call in calls:
+            await self._run_one(call, deadline)
+            if call.status is ToolStatus.LOST:
+                return
+
+    async def _run_together(self, calls: Sequence[ToolCallRecord], deadline: float | None) -> None:
+        at_once = asyncio.Semaphore(self._limits.max_parallel_calls)
+        lost = asyncio.Event()
+
+        async def run(call: ToolCallRecord) -> None:
+            async with at_once:
+                if lost.is_set():
+                    return
+                await self._run_one(call, deadline, stop=lost)
+                if call.status is ToolStatus.LOST:
+                    lost.set()
+
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(run(call))
+
+    async def _run_one(self, call: ToolCallRecord, deadline: float | None, stop: asyncio.Event | None = None) -> None:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        allowed = self._limits.tool_timeout_s
+        until = earliest(deadline, started + allowed if allowed is not None else None)
+        if until is not None and until <= started:
+            call.finish(_not_run("the time of this turn was up"))
+            return
+        task = asyncio.create_task(self._runtime.call(call.name, call.arguments or {}, call_id=call.call_id))
+        try:
+            await _first(task, stop, None if until is None else until - clock())
+            if task.done():
+                call.finish(_read(task), clock() - started)
+                return
+            spent_s = clock() - started
+            await self._stop(task)
+            stopped = stop is not None and stop.is_set()
+            call.finish(_interrupted("the sandbox was lost") if stopped else _timed_out(call.name, spent_s), spent_s)
+        except asyncio.CancelledError:
+            call.finish(_interrupted("the rollout was cancelled"), clock() - started)
+            await self._stop(task)
+            raise
+
+    async def _stop(self, task: asyncio.Task[ToolOutcome]) -> None:
+        task.cancel()
+        await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
+        if task.done():
+            if not task.cancelled():
+                task.exception()  # retrieved: whatever it says, the call was stopped
+            return
+        log.error("a tool call ignored its cancellation for %.0f s and is left behind", self._limits.cancel_grace_s)
+        self._left_behind.add(task)
+        task.add_done_callback(self._left_behind.discard)
+
+
+def earliest(*moments: float | None) -> float | None:
+    """The first of several deadlines on the event loop's clock; None is never."""
+    known = [moment for moment in moments if moment is not None]
+    return min(known) if known else None
+
+
+async def _first(task: asyncio.Task[ToolOutcome], stop: asyncio.Event | None, timeout_s: float | None) -> None:
+    """Wait for the task, the stop signal or the timeout, whichever comes first."""
+    if stop is None:
+        await asyncio.wait({task}, timeout=timeout_s)
+        return
+    signal = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, signal}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        signal.cancel()
+
+
+def _read(task: asyncio.Task[ToolOutcome]) -> ToolOutcome:
+    """The outcome of a finished task; what it raised becomes a result."""
+    if task.cancelled():
+        return _failed(ToolStatus.ERROR, "The tool stopped itself.")
+    error = task.exception()
+    if error is None:
+        return task.result()
+    said = f"{type(error).__name__}: {error}"[:2000]
+    if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
+        return _failed(ToolStatus.LOST, said)
+    if not isinstance(error, Exception):
+        raise error  # KeyboardInterrupt, SystemExit: not ours to answer
+    return _failed(ToolStatus.ERROR, said)
+
+
+def _not_run(reason: str) -> ToolOutcome:
+    return _failed(ToolStatus.SKIPPED, f"Not run: {reason}.")
+
+
+def _timed_out(name: str, spent_s: float) -> ToolOutcome:
+    return _failed(ToolStatus.TIMEOUT, f"{name} was stopped after {spent_s:.1f} s: it took too long.")
+
+
+def _interrupted(reason: str) -> ToolOutcome:
+    return _failed(ToolStatus.CANCELLED, f"Stopped: {reason}.")
+
+
+def _failed(status: ToolStatus, said: str, **more: Any) -> ToolOutcome:
+    return ToolOutcome(error_text(said, **more), status, error=said)

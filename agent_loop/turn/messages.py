@@ -1,7 +1,4 @@
-"""How sampled turns become chat messages: ids that are unique in the rollout, calls and results that always pair.
-
-`settle` is applied by the conversation that owns the history and again by the loop; the second time changes nothing.
-"""
+"""How sampled turns become chat messages: ids that are unique in the rollout, calls and results that always pair."""
 
 from __future__ import annotations
 
@@ -13,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from agent_loop.model.contract import Message, ModelCall, ModelTurn
-
-MALFORMED_NAME = "malformed_tool_call"
-"""Name under which unreadable markup stands in the history, so that its error result has a call to answer."""
+from agent_loop.model.contract import Message, ModelTurn
+from agent_loop.turn.tool_call import MALFORMED_NAME, ToolCallRecord
 
 MAX_DEPTH = 100
 """Levels of nesting that are stored."""
@@ -30,22 +25,20 @@ class CallIds:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def claim(self, wished: str | None) -> str:
-        """The wished id if nobody has it yet, else a fresh one."""
-        call_id = wished if wished and wished not in self._seen else f"call_{secrets.token_hex(12)}"
+    def claim(self, given: str) -> str:
+        """The given id if no call of the rollout has it yet, else a fresh one."""
+        call_id = given if given and given not in self._seen else f"call_{secrets.token_hex(12)}"
         self._seen.add(call_id)
         return call_id
 
 
 def settle(turn: ModelTurn, ids: CallIds) -> ModelTurn:
-    """The turn with a unique id on every call, and unreadable markup turned into calls that carry their error."""
-    unread = tuple(ModelCall(MALFORMED_NAME, None, error=sentence) for sentence in turn.malformed)
-    settled = tuple(replace(call, id=ids.claim(call.id)) for call in (*turn.calls, *unread))
-    return replace(turn, calls=settled, malformed=())
+    """The turn with calls of the loop's own, each with a unique id."""
+    return replace(turn, calls=tuple(replace(call, call_id=ids.claim(call.call_id)) for call in turn.calls))
 
 
 def assistant_message(turn: ModelTurn) -> Message:
-    """The message of a settled turn. Reasoning goes beside the content unless the content already holds it."""
+    """The message of a settled turn. Reasoning has its own key unless the content already holds it."""
     message: Message = {"role": "assistant", "content": turn.content}
     if turn.reasoning and turn.reasoning not in turn.content:
         message["reasoning_content"] = turn.reasoning
@@ -54,9 +47,8 @@ def assistant_message(turn: ModelTurn) -> Message:
     return message
 
 
-def tool_message(call: ModelCall, text: str) -> Message:
-    """The result of one call."""
-    return {"role": "tool", "tool_call_id": call.id, "name": _sendable_name(call), "content": text}
+def tool_message(call: ToolCallRecord) -> Message:
+    return {"role": "tool", "tool_call_id": call.call_id, "name": _sendable_name(call), "content": call.text}
 
 
 def arguments_text(raw: Any) -> str:
@@ -100,7 +92,7 @@ def storable(value: Any, depth: int = 0) -> Any:
 
 
 def shown(value: Any) -> str:
-    """`repr` that bottomless values cannot break."""
+    """`repr` that very deep values cannot break."""
     try:
         return repr(value)
     except RecursionError:
@@ -112,11 +104,11 @@ def sendable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _sendable_name(call: ModelCall) -> str:
+def _sendable_name(call: ToolCallRecord) -> str:
     """The call's name if a server would accept it as one; a name of 10,000 characters is not repeated to the model."""
     return call.name if _NAME.fullmatch(call.name) else MALFORMED_NAME
 
 
-def _tool_call(call: ModelCall) -> dict[str, Any]:
-    function = {"name": _sendable_name(call), "arguments": sendable(arguments_text(call.arguments))}
-    return {"id": call.id, "type": "function", "function": function}
+def _tool_call(call: ToolCallRecord) -> dict[str, Any]:
+    function = {"name": _sendable_name(call), "arguments": sendable(arguments_text(call.raw_arguments))}
+    return {"id": call.call_id, "type": "function", "function": function}

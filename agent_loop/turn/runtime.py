@@ -2,68 +2,18 @@
 
 A runtime belongs to one rollout. `call` returns a `ToolOutcome` for everything the model should see, errors included;
 it raises `sandbox_pool.errors.SandboxError` when the sandbox itself is gone, which ends the rollout.
-`HandlerRuntime` makes a runtime of the earlier system's `tool_handler(name, args, task_id) -> str`.
+`HandlerRuntime` makes a runtime of hermes-agent's `tool_handler(name, args, task_id) -> str`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from agent_loop.model.contract import Message, ToolSchema
-
-
-class ToolStatus(StrEnum):
-    """What became of one tool call. Every call the model writes ends in exactly one of these."""
-
-    OK = "ok"
-    """Ran, and the tool reports success (a command's own exit code may still be non-zero)."""
-    ERROR = "error"
-    """Ran, and the tool failed or raised."""
-    TIMEOUT = "timeout"
-    """Ran, and was stopped at the deadline of the call or of the turn."""
-    INVALID = "invalid"
-    """Did not run: the arguments are not what the tool's schema asks for."""
-    UNKNOWN = "unknown"
-    """Did not run: there is no such tool."""
-    MALFORMED = "malformed"
-    """Did not run: tool markup that is not a call."""
-    SKIPPED = "skipped"
-    """Did not run: the rollout ended first (a limit, a cut-off turn, a lost sandbox)."""
-    CANCELLED = "cancelled"
-    """Was stopped because the rollout ended while it ran."""
-    LOST = "lost"
-    """The sandbox went away while it ran."""
-
-
-@dataclass(frozen=True)
-class NestedCall:
-    """A call that a tool made on the model's behalf (execute_code); recorded with its parent."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    status: ToolStatus
-    duration_s: float = 0.0
-    exit_code: int | None = None
-    result_chars: int = 0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class ToolOutcome:
-    """The result of one call: what the model reads, and what the records keep."""
-
-    text: str
-    """What the model reads; always valid JSON for built-in tools."""
-    status: ToolStatus = ToolStatus.OK
-    exit_code: int | None = None
-    error: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    nested: tuple[NestedCall, ...] = ()
+from agent_loop.turn.tool_call import ToolOutcome, ToolStatus
 
 
 class ToolRuntime(Protocol):
@@ -73,23 +23,23 @@ class ToolRuntime(Protocol):
         """The tools the model may call, as OpenAI tool schemas."""
 
     async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:
-        """Run one call. Cancelling it must stop what it runs."""
+        """Run one call; `arguments` fit the tool's schema. Cancelling it must stop what it runs."""
 
     def parallel_safe(self, name: str) -> bool:
-        """Whether calls of this tool may run beside other calls of the same turn."""
+        """Whether calls of this tool may run at the same time as other calls of the turn."""
 
     def pending_notices(self) -> Sequence[Message]:
         """Messages to put into the conversation before the next turn, each handed out once."""
 
     async def store_result(self, text: str) -> str | None:
-        """Keep an over-long result whole where the model can read it; the path, or None if there is no such place."""
+        """Keep an over-long result whole where the model can read it; its path, or None if there is no such place."""
 
 
 ToolHandler = Callable[[str, dict[str, Any], str], Awaitable[Any]]
 
 
 class HandlerRuntime:
-    """A runtime over `tool_handler(name, args, task_id)`, as the earlier system had it."""
+    """A runtime over `tool_handler(name, args, task_id)`, as hermes-agent has it."""
 
     def __init__(
         self,
@@ -106,7 +56,6 @@ class HandlerRuntime:
         self._base = base
 
     def schemas(self) -> Sequence[ToolSchema]:
-        """The schemas given at construction."""
         return self._schemas
 
     async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:
@@ -121,11 +70,11 @@ class HandlerRuntime:
         return name in self._parallel
 
     def pending_notices(self) -> Sequence[Message]:
-        """The notices of the runtime beneath, when there is one."""
+        """The notices of the runtime that the handler stands in front of, when there is one."""
         return self._base.pending_notices() if self._base else ()
 
     async def store_result(self, text: str) -> str | None:
-        """Stored by the runtime beneath, when there is one."""
+        """Stored by the runtime that the handler stands in front of, when there is one."""
         return await self._base.store_result(text) if self._base else None
 
 

@@ -12,8 +12,8 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from agent_loop.model.contract import Segment
+from agent_loop.model.tokens.ledger import MASKED
 from agent_loop.records.record import SampledCall
-from environments.atropos.groups import MASKED
 
 Baseline = Literal["mean", "normalized"]
 """`mean`: value minus the group's mean (Dr. GRPO). `normalized`: that, divided by the group's deviation (GRPO)."""

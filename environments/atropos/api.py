@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
@@ -186,11 +184,6 @@ class RolloutApi:
         return answer
 
 
-def run_api_command(port: int) -> list[str]:
-    """Start command of the `run-api` that is installed with this interpreter."""
-    return [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]
-
-
 async def until_up(url: str, timeout_s: float = 60.0) -> None:
     """Wait for a run-api that was just started; TimeoutError when it does not come up."""
     async with asyncio.timeout(timeout_s), RolloutApi(url) as api:
@@ -218,7 +211,7 @@ class ApiLost(Exception):
     """run-api stayed away longer than we were told to wait."""
 
 
-class Stopped(Exception):
+class StoppedWaiting(Exception):
     """A stop was asked for while waiting for run-api."""
 
 
@@ -243,11 +236,6 @@ class ApiLink:
         if self._registration is None:
             raise RuntimeError("not registered with run-api yet")
         return self._registration
-
-    @property
-    def registered(self) -> bool:
-        """Whether `register` has succeeded at least once."""
-        return self._registration is not None
 
     async def register(self) -> Registration:
         """Wait for run-api and for its trainer, then register. ApiLost after `wait_s` without run-api; a trainer may
@@ -309,12 +297,12 @@ class ApiLink:
 
     async def _pause(self) -> None:
         if self._stop.now.is_set():
-            raise Stopped("stopped while waiting for run-api")
+            raise StoppedWaiting("stopped while waiting for run-api")
         try:
             await asyncio.wait_for(self._stop.now.wait(), self._poll_s)
         except TimeoutError:
             return
-        raise Stopped("stopped while waiting for run-api")
+        raise StoppedWaiting("stopped while waiting for run-api")
 
 
 class _Patience:

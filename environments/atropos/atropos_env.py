@@ -20,9 +20,10 @@ from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import Field
 
+from agent_loop.model.tokens.ledger import MASKED
 from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
-from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
+from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
 from environments.atropos.stops import Stop
@@ -185,9 +186,13 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         finally:
             await link.disconnect()
 
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have, as run-api is told."""
+        return int(self.config.max_token_length)
+
     def _registration_request(self) -> dict[str, Any]:
         return {
-            "max_token_length": self.config.max_token_length,
+            "max_token_length": self.longest_sequence(),
             # run-api answers 422 to a missing name, and atroposlib's own default never reaches it
             "desired_name": self.config.wandb_name or self.name or type(self).__name__,
             "weight": self.config.inference_weight,

@@ -1,7 +1,7 @@
 """Shims between atroposlib 0.4.0 (archived) and the newest transformers and wandb.
 
-- transformers 5 returns a BatchEncoding where atroposlib expects a list of ids: `plain_chat_template` mends one
-tokenizer.
+- transformers 5 returns a BatchEncoding where atroposlib expects a list of ids: `plain_chat_template` mends
+  one tokenizer.
 - wandb is used only when it was asked for and can work without a question on the terminal: `wandb_obstacle` says what
   is in the way.
 """

@@ -11,8 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-MASKED = -100
-MASKED_LOGPROB = 1.0
+from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
 
 Group = dict[str, Any]
 """tokens, masks, scores, inference_logprobs; optional advantages, messages, overrides, generation_params, ..."""
@@ -104,7 +103,7 @@ def _check_training_marks(row: int, tokens: list[int], masks: list[int], logprob
     trained = 0
     for position, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
         if mask == MASKED:
-            if logprob != MASKED_LOGPROB:
+            if logprob != NO_LOGPROB:
                 raise GroupRejected(
                     "logprobs", f"position {position} of sequence {row} is masked but has logprob {logprob}"
                 )

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import orjson
 
+from agent_loop.model.tokens.ledger import MASKED
 from environments.atropos.api import ApiBroken, ApiDown, ApiLink, ApiRefused, Unanswered
-from environments.atropos.groups import MASKED, ROW_KEYS, Group
+from environments.atropos.groups import ROW_KEYS, Group
 
 GZIP = 31
 """zlib's window bits for a gzip header and trailer."""

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_loop.model.contract import Message
+from agent_loop.model.tokens.ledger import MASKED
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.advantages import Baseline, centered, check_turn_rewards, spread, turn_advantages
-from environments.atropos.groups import MASKED, Group, GroupRejected, check_group
+from environments.atropos.groups import Group, GroupRejected, check_group
 
 SegmentPolicy = Literal["all", "last", "forbid"]
 

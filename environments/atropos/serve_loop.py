@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from environments.atropos.api import ApiLink, EnvStatus, Stopped
+from environments.atropos.api import ApiLink, EnvStatus, StoppedWaiting
 from environments.atropos.outbox import Outbox
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
@@ -170,7 +170,7 @@ class ServeLoop:
                 await self._start_groups(status, await self._current_pace(), running, unsent)
                 await self._wait()
             await self._drain()
-        except Stopped as reason:
+        except StoppedWaiting as reason:
             log.warning("%s", reason)
         finally:
             await self._cancel_rest()

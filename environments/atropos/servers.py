@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 
 from agent_loop.model.backends.backend import Generation
-from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable, Sampling
+from agent_loop.model.contract import ModelRefused, ModelUnavailable, Sampling
+from agent_loop.model.errors import translate
 
-LATER = frozenset({408, 425, 429})
 FINISHED = frozenset({"stop", "length"})
 
 
@@ -39,13 +39,15 @@ class AtroposServerBackend:
                 )
             except NotImplementedError as error:
                 raise ModelRefused(f"{type(server).__name__} of atroposlib gives no tokens: {error}") from error
-            except aiohttp.ClientResponseError as error:
-                raise _refused(error) from error
-            except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                raise ModelUnavailable(f"{server.config.base_url}: {error!r}") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise translate(error) from error
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise ModelRefused(f"{server.config.base_url} answered nonsense: {error!r}") from error
         return _generation(prompt_ids, answer)
+
+    async def context_tokens(self) -> int | None:
+        """atroposlib does not ask its servers."""
+        return None
 
     async def close(self) -> None:
         """Stop the endless health checks, if any server started one."""
@@ -85,11 +87,3 @@ def _generation(prompt_ids: Sequence[int], answer: tuple[Any, Any, Any, Any]) ->
     if reason not in FINISHED:
         raise ModelUnavailable(f"the server gave up on the request (finish reason {reason!r})")
     return Generation([int(token) for token in tokens[0]], [float(value) for value in logprobs[0]], reason)
-
-
-def _refused(error: aiohttp.ClientResponseError) -> Exception:
-    if error.status >= 500 or error.status in LATER:
-        return ModelUnavailable(f"{error.request_info.real_url}: {error.status} {error.message}")
-    if "context" in error.message.lower():
-        return ContextTooLong(error.message)
-    return ModelRefused(f"{error.request_info.real_url}: {error.status} {error.message}")

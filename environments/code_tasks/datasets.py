@@ -18,9 +18,8 @@ import orjson
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from environments.code_tasks.cases import CaseTests, parse_cases
 from environments.code_tasks.code_task import CodeTask
-from environments.code_tasks.python_tests import CodeTests
+from environments.code_tasks.hidden_tests import CaseTests, CodeTests, parse_cases
 from environments.shell_text import heredoc
 
 NEEDED = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
@@ -57,7 +56,7 @@ def _all_tasks(source: str) -> list[CodeTask]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with `!tuple [..]` and `!set [..]` for values that YAML has not."""
+    """Safe YAML with `!tuple [..]` and `!set [..]` for values that YAML does not have."""
 
 
 def _construct(make: type) -> Callable[[yaml.SafeLoader, yaml.SequenceNode], Any]:

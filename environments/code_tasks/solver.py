@@ -4,7 +4,7 @@ Nothing here is trusted by anybody: the process shares its interpreter with the 
 likes. It holds no expected value and decides nothing; a solution that forges its output still has to write the right
 answers there. Self-contained (standard library, Python 3.8+) because it is copied into the sandbox as it stands.
 
-Values travel as JSON with tags for what JSON has not: {"t": "tuple", "v": [...]}; see `encode`.
+Values travel as JSON with tags for what JSON does not have: {"t": "tuple", "v": [...]}; see `encode`.
 """
 
 from __future__ import annotations

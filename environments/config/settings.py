@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agent_loop.limits import Limits
-from agent_loop.model.backends.connections import http_address
+from agent_loop.model.backends.http import http_address
 from agent_loop.tools.config import ToolConfig
 from environments.atropos.advantages import Baseline
 from environments.atropos.atropos_env import AtroposEnvConfig
@@ -48,6 +48,8 @@ class ServerConfig(_Strict):
     tokenizer_name: str | None = None
     """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
     timeout_s: float = Field(default=1200.0, gt=0)
+    ca_file: Path | None = None
+    """Certificates (PEM) of a private authority, for https; None: those of the system, or SSL_CERT_FILE."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of `cpu-model` and `standin`, for instance the policy that a stand-in plays."""
 
@@ -68,7 +70,12 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     disabled_toolsets: list[str] | None = Field(default=None, description="Taken away from what is enabled.")
     distribution: str | None = Field(default=None, description="Draw toolsets per group from this distribution.")
     max_agent_turns: int = Field(default=30, ge=1)
-    max_token_length: int = Field(default=32_768, gt=0, description="Tokens of the longest sequence.")
+    max_token_length: int | None = Field(
+        default=None,
+        gt=0,
+        description="Tokens of the longest sequence; None: the model's own context length (at most 131,072) where the "
+        "server tells it, else 32,768.",
+    )
     system_prompt: str | None = None
     agent_temperature: float = Field(default=1.0, ge=0)
     eval_temperature: float | None = Field(default=None, ge=0, description="For evaluate; None: agent_temperature.")

@@ -14,7 +14,7 @@ from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
-from agent_loop.tools import TOOLSETS, ToolConfig, ToolRuntime, draw, resolve
+from agent_loop.tools import TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from environments.config.settings import HermesAgentEnvConfig
 from environments.sandboxes import Sandbox
 from sandbox_pool.spec import SandboxSpec
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
 """Without `max_tokens_per_turn` a turn may sample this part of `max_token_length`."""
+UNTOLD_CONTEXT = 32_768
+"""Tokens of the longest sequence when neither the config nor the server tells."""
+MOST_UNASKED = 131_072
+"""A model may take a million tokens, but trainers seldom do, and a group of such rows is gigabytes: ask for them."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class ToolChoice:
         """The tools; ToolsetError when none are left."""
         return resolve(self.toolsets, self.without)
 
-    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> ToolRuntime:
-        return ToolRuntime(sandbox, self.toolsets, config, without=self.without)
+    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> SandboxTools:
+        return SandboxTools(sandbox, self.toolsets, config, without=self.without)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def plan_group(
     """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
     config = env.config
     timeout_s = max(1, round(config.terminal_timeout))
+    longest = env.longest_sequence()
     return RolloutJob(
         rollout_id=group_id,
         group_id=group_id,
@@ -89,11 +94,11 @@ def plan_group(
         tool_config=config.tools.model_copy(update={"default_timeout_s": timeout_s}),
         sampling=Sampling(
             temperature=config.agent_temperature if temperature is None else temperature,
-            max_tokens=turn_tokens(config, env.max_token_len),
+            max_tokens=turn_tokens(config, longest),
             extra_body=_extra_body(config, group_id),
         ),
         limits=config.limits.model_copy(update={"max_turns": config.max_agent_turns}),
-        context=ContextPolicy(max_tokens=prompt_tokens(config, env.max_token_len)),
+        context=ContextPolicy(max_tokens=prompt_tokens(config, longest)),
         budget=ResultBudget(per_result_chars=config.default_result_size_chars, per_turn_chars=config.turn_budget_chars),
         spec=env.spec(item),
         lease_ttl_s=config.terminal_lifetime,
@@ -115,20 +120,26 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
     return choice
 
 
-def longest_sequence(config: HermesAgentEnvConfig, trainer_max_tokens: int) -> int:
-    """Tokens a sequence may have: ours, or what the trainer takes (exclusive; -1: no limit) when that is less."""
-    ours = int(config.max_token_length)
+def longest_sequence(
+    config: HermesAgentEnvConfig, trainer_max_tokens: int = -1, model_context: int | None = None
+) -> int:
+    """Tokens a sequence may have: ours, or what the trainer takes (exclusive; -1: no limit) when that is less.
+
+    One less than the model's context: SGLang refuses a prompt and a turn that would fill it exactly.
+    """
+    told = model_context - 1 if model_context else UNTOLD_CONTEXT
+    ours = config.max_token_length or max(1, min(told, MOST_UNASKED))
     return min(ours, trainer_max_tokens - 1) if trainer_max_tokens > 0 else ours
 
 
-def turn_tokens(config: HermesAgentEnvConfig, trainer_max_tokens: int = -1) -> int:
+def turn_tokens(config: HermesAgentEnvConfig, longest: int) -> int:
     """Tokens one turn may sample."""
-    return config.max_tokens_per_turn or max(1, longest_sequence(config, trainer_max_tokens) // TURN_SHARE)
+    return config.max_tokens_per_turn or max(1, longest // TURN_SHARE)
 
 
-def prompt_tokens(config: HermesAgentEnvConfig, trainer_max_tokens: int = -1) -> int:
+def prompt_tokens(config: HermesAgentEnvConfig, longest: int) -> int:
     """Tokens a prompt may have. It leaves room for one turn, so no sequence outgrows the limit."""
-    room = max(1, longest_sequence(config, trainer_max_tokens) - turn_tokens(config, trainer_max_tokens))
+    room = max(1, longest - turn_tokens(config, longest))
     return min(config.max_context_tokens or room, room)
 
 

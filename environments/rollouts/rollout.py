@@ -19,7 +19,7 @@ from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.tools import ToolRuntime
+from agent_loop.tools import SandboxTools
 from environments.atropos.packing import ScoredRollout
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
@@ -62,18 +62,14 @@ class RolloutRunner:
         """One rollout; its record says whether it may be trained on."""
         record = self._new_record(job)
         started = time.monotonic()
-        frozen: FrozenWorkspace | None = None
+        rollout = ScoredRollout(record)
         try:
             result, frozen = await self._act(job, record)
-            rollout = ScoredRollout(record)
-            if result.trainable and frozen is not None:
+            if frozen is not None:
                 rollout = await self._score(job, result, frozen, record)
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
             rollout = ScoredRollout(record)
-        finally:
-            if frozen is not None:
-                await frozen.close()
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -88,16 +84,12 @@ class RolloutRunner:
             async with job.tools.runtime(sandbox, job.tool_config) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
-            for name, value in result.record_fields().items():
-                if name == "timing":
-                    record.timing = {**record.timing, **value}
-                else:
-                    setattr(record, name, value)
+            result.fill(record)
             if not result.trainable:
                 return result, None
             return result, await FrozenWorkspace.take(sandbox, job.whole_layer)
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: SandboxTools) -> HermesAgentLoop:
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -124,7 +116,7 @@ class RolloutRunner:
             _lose(record, REWARD_ERROR, f"{type(error).__name__}: {error}")
             return ScoredRollout(record)
         finally:
-            await context.release_fork()
+            await context.close()
         record.verifier_score = reward.verifier_score
         record.score = reward.total
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
@@ -134,7 +126,7 @@ class RolloutRunner:
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
             async with job.tools.runtime(sandbox, job.tool_config) as runtime:
-                return (await runtime.call(name, arguments, call_id="verify")).text
+                return (await runtime.checked_call(name, arguments)).text
 
         return call
 

@@ -303,17 +303,13 @@ class ToolContext(SandboxContext):
         for path, data in files.items():
             await self.write_file(path, data)
 
-    async def release_fork(self) -> None:
-        """Give the fork back, and the snapshot it came from. The frozen copy is its owner's to remove."""
-        await self._stack.aclose()
-        if self._frozen.layer is not None:
-            layer, self._frozen.layer = self._frozen.layer, None
-            await self._pool.drop_snapshot(layer)
-
     async def close(self) -> None:
-        """Give the fork back and remove the frozen copy."""
+        """Give back the fork and the snapshot it came from, and remove the frozen copy."""
         try:
-            await self.release_fork()
+            await self._stack.aclose()
+            if self._frozen.layer is not None:
+                layer, self._frozen.layer = self._frozen.layer, None
+                await self._pool.drop_snapshot(layer)
         finally:
             await self._frozen.close()
 

@@ -1,7 +1,7 @@
 """Reward = verifier score plus shaping terms. Every component is kept by name, and they always add up to the total.
 
 The sum of all terms is clipped to `shaping_bounds`. With the default bounds and a verifier that says 0 or 1, no
-shaping can lift a failed rollout above a solved one. What is known about each recipe is written in REWARDS.md.
+shaping can lift a failed rollout above a solved one. docs/reference/rewards.md says what is known of each recipe.
 
 Each term reads named metrics of one rollout and gives a bonus in [0, 1] or a penalty in [-1, 0]. It declares what it
 reads, so that a missing metric is found when the environment starts and not after the first rollout. To add a term,

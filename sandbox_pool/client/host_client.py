@@ -31,7 +31,6 @@ class HostInfo:
     """Stronger levels with the reason why each was refused."""
     variant: str = ""
     """Of `namespaces`: root, rootless or nouser."""
-    helper: str = "compiled"
 
 
 @dataclass(frozen=True)
@@ -173,5 +172,4 @@ def _host_info(header: dict[str, Any]) -> HostInfo:
         missing=tuple(header["missing"]),
         rejected=tuple((name, why) for name, why in header["rejected"]),
         variant=header["variant"],
-        helper=header["helper"],
     )

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 from sandbox_pool.errors import SandboxError, ScratchFull, StateError
 from sandbox_pool.journal.owner import start_ticks
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, start_error
-from sandbox_pool.server import pack
+from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.server.host_files import FOLDER, NotPrivate, check_private, open_private, remove_tree
 from sandbox_pool.spec import SandboxSpec

@@ -14,10 +14,10 @@ from typing import Any
 
 from . import cleanup
 from .faults import SlotError
-from .isolation.probe import Host, find_host
 from .serving.peer import Connection
 from .serving.service import Service, owner_gone
 from .slots.layer_snapshots import SnapshotStore
+from .slots.probe import Host, find_host
 from .slots.slots import Slots
 
 TTL_CHECK_S = 0.5
@@ -41,14 +41,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the server, or clean up after one; or be the helper where none was compiled."""
-    if sys.argv[1:2] == ["--python-helper"]:
-        from .fallback.zygote import main as helper_main
-
-        helper_main()
-        return
+    """Run the server, or clean up after one."""
     arguments = _arguments()
-    _heed_signals()
+    _reset_signals()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)
     problems = cleanup.clean(arguments.scratch)
@@ -74,7 +69,7 @@ def _say(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _heed_signals() -> None:
+def _reset_signals() -> None:
     """What is ignored here stays ignored in every command, and a shell's `&` has interrupts ignored."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -92,8 +87,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     slots = Slots(arguments.slots, host.builder)
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
-    service = Service(token, slots, snapshots, facts, arguments.scratch)
-    service.own_image = arguments.image
+    service = Service(token, slots, snapshots, facts=facts, scratch=arguments.scratch, own_image=arguments.image)
     host.on_lost = service.stopping.set
     server, address = await _listen(arguments.listen, service)
     cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])

@@ -3,12 +3,12 @@
 import asyncio
 
 from agent_loop import HermesAgentLoop
-from agent_loop.fairness import AT_ONCE, breathe
+from agent_loop.fairness import AT_ONCE, wait_in_line
 from support.loop_servers import ScriptedServer, says, user
 
 
 async def play(count):
-    """Let `count` tasks breathe at once: in which iteration of the loop each of them went on."""
+    """Let `count` tasks wait in line at once: in which iteration of the loop each of them went on."""
     loop = asyncio.get_running_loop()
     iteration = 0
     running = True
@@ -20,7 +20,7 @@ async def play(count):
             loop.call_soon(tick)
 
     async def worker():
-        await breathe()
+        await wait_in_line()
         return iteration
 
     loop.call_soon(tick)
@@ -41,7 +41,7 @@ async def test_a_few_never_wait():
 
 async def test_a_cancelled_rollout_gives_its_place_to_the_next():
     async def worker(number, passed):
-        await breathe()
+        await wait_in_line()
         passed.append(number)
 
     passed = []

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent_loop.limits import Limits, earliest
+from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import Sampling
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import AgentResult
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.calls import earliest
+from agent_loop.turn.tool_call import ToolStatus
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 

@@ -1,4 +1,4 @@
-"""HermesAgentLoop: the earlier system's behaviour, and what is new around it."""
+"""HermesAgentLoop: hermes-agent's behaviour, and what is new around it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from agent_loop.model.contract import Message, ModelRefused, Sampling, ToolSchem
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.turn.runtime import NestedCall, ToolOutcome, ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, record_of, says, tool, user
 
 
 class Runtime:
@@ -176,7 +176,7 @@ async def test_notices_come_before_the_next_turn_once():
 
 
 async def test_nested_calls_are_recorded_with_their_parent_and_counted_apart():
-    nested = (NestedCall("read_file", {"path": "a"}, ToolStatus.OK, 0.1, result_chars=5),)
+    nested = (ToolCallRecord("read_file", {"path": "a"}, status=ToolStatus.OK, duration_s=0.1, result_chars=5),)
     runtime = Runtime(lambda name, arguments: ToolOutcome("ok", nested=nested))
     result = await HermesAgentLoop(ScriptedServer(calls(call()), says("done")), runtime=runtime).run(user())
     outer, inner = result.tool_calls
@@ -260,10 +260,10 @@ async def test_one_loop_object_runs_many_rollouts_that_do_not_mix():
     assert [result.messages[-1]["content"] for result in results] == [f"task {i}" for i in range(50)]
 
 
-async def test_record_fields_fill_a_rollout_record_that_reads_back():
+async def test_a_result_fills_a_rollout_record_that_reads_back():
     server = ScriptedServer(calls(call(), call("nope"), call(arguments="ls")), says("done"))
     result = await HermesAgentLoop(server, [tool()], tool_handler=echo).run(user())
-    record = RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields())
+    record = record_of(result)
     again = RolloutRecord.from_json(record.to_json())
     assert again.outcome == "finished"
     assert again.trainable
@@ -285,7 +285,7 @@ async def test_nothing_a_model_writes_keeps_a_rollout_from_being_stored(raw, nam
     server = ScriptedServer(calls(call("terminal", raw), call(name, raw), call("any", {"x": raw})), says("done"))
     tools = [tool(), tool("any", required=(), y={"type": "string"})]
     result = await HermesAgentLoop(server, tools, tool_handler=echo).run(user())
-    record = RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields())
+    record = record_of(result)
     assert RolloutRecord.from_json(record.to_json()).tool_calls[0]["name"] == "terminal"
 
 
@@ -302,7 +302,7 @@ async def test_bottomless_arguments_break_nothing(levels):
     result = await HermesAgentLoop(server, [tool("any", required=(), y={})], tool_handler=quiet).run(user())
     assert result.outcome is Outcome.FINISHED
     assert_paired(result.messages)
-    RolloutRecord(rollout_id="r", group_id="g", environment="e", item_id="i", **result.record_fields()).to_json()
+    record_of(result).to_json()
 
 
 async def test_an_api_error_later_keeps_what_was_done():

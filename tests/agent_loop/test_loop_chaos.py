@@ -21,11 +21,10 @@ from agent_loop.model.chat import ChatServer
 from agent_loop.model.contract import ContextTooLong, ModelError, ModelRefused, ModelTurn, ModelUnavailable
 from agent_loop.model.errors import RetryPolicy
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.turn.runtime import NestedCall, ToolOutcome, ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxFileError, SandboxLost
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, record_of, says, tool, user
 
 TOOLS = [tool(), tool("look", required=(), path={"type": "string"}), tool("wait", required=(), n={"type": "integer"})]
 NAMES = ("terminal", "look", "wait", "nope", "")
@@ -54,7 +53,9 @@ def random_turn(rng: Random) -> ModelTurn | Exception:
     if kind < 0.2:
         return says("x" * rng.randint(0, 200), finish_reason=rng.choice(("stop", "length", "abort")))
     made = [
-        call(rng.choice(NAMES), rng.choice(RAW), error=rng.choice((None, None, None, "No closing tag.")), id="same")
+        call(
+            rng.choice(NAMES), rng.choice(RAW), error=rng.choice((None, None, None, "No closing tag.")), call_id="same"
+        )
         for _ in range(rng.randint(0, 4))
     ]
     malformed = ("Half a call.",) * (rng.random() < 0.2)
@@ -79,7 +80,7 @@ class RandomTools:
             raise self._rng.choice([KeyError("k"), SandboxFileError(2, "missing", "a"), TimeoutError()])
         if kind < 0.2:
             await asyncio.sleep(60)
-        nested = (NestedCall("look", {}, ToolStatus.OK),) * (kind > 0.9)
+        nested = (ToolCallRecord("look", {}, status=ToolStatus.OK),) * (kind > 0.9)
         return ToolOutcome(json.dumps({"output": "z" * self._rng.randint(0, 3000)}), nested=nested)
 
     def parallel_safe(self, name: str) -> bool:
@@ -129,7 +130,7 @@ def check(result: AgentResult) -> None:
         if message["role"] == "tool":
             json.loads(message["content"])
             assert len(message["content"]) <= 1500
-    RolloutRecord("r", "g", "e", "i", **result.record_fields()).to_json()
+    record_of(result).to_json()
 
 
 @given(seed=st.integers(0, 10**9))

@@ -16,7 +16,7 @@ from agent_loop.model.contract import ModelUnavailable
 from agent_loop.model.errors import RetryPolicy
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import AgentResult
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolStatus
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user
 
 
@@ -63,7 +63,7 @@ async def test_w_l2_calls_without_an_id_get_one_that_their_result_shares():
 
 
 async def test_w_l2_repeated_ids_are_made_unique():
-    result = await run(calls(call(id="x"), call(id="x")), calls(call(id="x")), says("done"))
+    result = await run(calls(call(call_id="x"), call(call_id="x")), calls(call(call_id="x")), says("done"))
     assert len({record.call_id for record in result.tool_calls}) == 3
 
 
@@ -229,7 +229,7 @@ async def test_w_l14_a_repaired_call_is_never_counted_as_valid():
     assert result.tool_calls_schema_valid == 0
     assert result.tool_calls[0].repairs == ("plain_string",)
     assert result.metrics["repair/plain_string"] == 1
-    by_parser = await run(calls(call(repaired=("single_quotes",))), says("done"))
+    by_parser = await run(calls(call(repairs=("single_quotes",))), says("done"))
     assert by_parser.tool_calls_schema_valid == 0
 
 

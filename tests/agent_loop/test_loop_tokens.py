@@ -21,10 +21,9 @@ from agent_loop.model.errors import RetryPolicy
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord
 from agent_loop.records.result import AgentResult
-from agent_loop.records.verify import verify_lines
-from support.loop_servers import assert_paired, tool, user
+from agent_loop.records.verify import verify
+from support.loop_servers import assert_paired, record_of, tool, user
 from tool_parsers import get_parser
 
 FAST = RetryPolicy(attempts=4, base_s=0.001)
@@ -50,8 +49,7 @@ async def handler(name: str, arguments: dict[str, Any], task_id: str) -> str:
 
 
 def line(result: AgentResult, number: int = 0) -> bytes:
-    record = RolloutRecord(f"r{number}", "g", "e", "i", tools=[tool()], **result.record_fields())
-    return record.to_json()
+    return record_of(result, f"r{number}", tools=[tool()]).to_json()
 
 
 @pytest.mark.parametrize("name", ["good", "sloppy", "malformed", "looping", "failing"])
@@ -61,7 +59,7 @@ async def test_every_policy_leaves_data_that_verify_accepts(name):
         result = await loop.run(user("count the lines"))
     assert_paired(result.messages)
     assert result.has_tokens
-    report = verify_lines([line(result)])
+    report = verify([line(result)])
     assert report.ok, str(report.violations[:1])
     assert result.outcome is (Outcome.MAX_TURNS if name == "looping" else Outcome.FINISHED)
     assert result.metrics["sampled_tokens"] == sum(mask != -100 for s in result.segments for mask in s.masks)
@@ -86,7 +84,7 @@ async def test_random_rollouts_with_truncation_errors_and_parallel_calls_are_tok
         answered = sorted(tuple(e.prompt_ids + e.sampled_ids) for e in standin.log if e.status == 200)
     for result in results:
         assert_paired(result.messages)
-    report = verify_lines([line(result, number) for number, result in enumerate(results)])
+    report = verify([line(result, number) for number, result in enumerate(results)])
     assert report.ok, str(report.violations[:1])
     recorded = sorted(tuple(c.prompt_ids + c.sampled_ids) for result in results for c in result.sampled_calls)
     assert recorded == answered, "the recorded calls are exactly those the server answered"
@@ -115,5 +113,5 @@ async def test_a_server_with_a_smaller_context_than_thought_is_met_by_shortening
         result = await loop.run(user())
     assert result.outcome in (Outcome.MAX_TURNS, Outcome.LENGTH)
     assert result.truncations
-    report = verify_lines([line(result)])
+    report = verify([line(result)])
     assert report.ok, str(report.violations[:1])

@@ -10,7 +10,7 @@ import pytest
 
 from agent_loop.local_models.standin import Fault, PolicyRequest
 from agent_loop.local_models.standin.policies import call
-from agent_loop.records.verify import verify_lines
+from agent_loop.records.verify import verify
 from environments.atropos.groups import check_group
 from environments.base import SandboxContext, Score
 from environments.rollouts.rollout import as_score
@@ -53,7 +53,7 @@ async def test_records_satisfy_verify(pool: DirectoryPool) -> None:
     async with standin_model(sometimes_right) as (model, _):
         env = NumberEnv(pool, model)
         result = await env.run_group({"id": "x", "number": 7}, 0, 4)
-    report = verify_lines(record.to_json() for record in result.records())
+    report = verify(record.to_json() for record in result.records())
     assert report.ok
     assert {record.outcome for record in result.records()} == {"finished"}
     for record in result.records():
@@ -251,7 +251,7 @@ async def test_the_saved_groups_are_rollout_records(pool: DirectoryPool, tmp_pat
     path = tmp_path / "deep/groups.jsonl"
     async with standin_model(sometimes_right) as (model, _):
         await collect(NumberEnv(pool, model, data_path_to_save_groups=str(path)))
-    assert verify_lines(path.read_bytes().splitlines()).ok
+    assert verify(path.read_bytes().splitlines()).ok
     assert len(path.read_bytes().splitlines()) == 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,51 @@ async def test_every_kind_of_server_plays(kind: str) -> None:
     assert segments == (0 if kind == "openai" else 1)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_a_server_on_this_machine_is_not_asked_through_a_proxy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with StandIn(right) as standin:
+        turn, _ = await ask(ServerConfig(base_url=f"{standin.url}/v1", server_type=kind, model_name="m"))  # type: ignore[arg-type]
+    assert turn.calls
+
+
+async def test_the_shortest_context_of_the_servers_is_known() -> None:
+    async with AsyncExitStack() as stack:
+        sizes = (9000, 7000)
+        servers = [await stack.enter_async_context(StandIn(right, context_tokens=size)) for size in sizes]
+        opener = ModelOpener(stack, "hermes", "standin")
+        await opener.open([ServerConfig(base_url=s.url, server_type="vllm") for s in servers])
+        assert opener.context_tokens == 7000
+
+
+async def test_a_server_that_is_still_starting_may_be_opened_when_its_model_is_named() -> None:
+    server = ServerConfig(base_url="http://127.0.0.1:9", server_type="vllm", model_name="m")
+    async with AsyncExitStack() as stack:
+        opener = ModelOpener(stack, "hermes", "standin")
+        await opener.open([server])
+        assert opener.context_tokens is None
+
+
 async def test_the_standin_starts_by_itself() -> None:
     turn, segments = await ask(ServerConfig(server_type="standin", options={"policy": "looping"}))
     assert turn.calls[0].arguments == {"command": "ls"}
     assert segments == 1
+
+
+@pytest.mark.parametrize("policy", [right, "support.env_tasks:right"])
+async def test_the_standin_plays_a_policy_of_ones_own(policy: Any) -> None:
+    turn, _ = await ask(ServerConfig(server_type="standin", options={"policy": policy}))
+    assert [call.name for call in turn.calls] == ["terminal"]
+
+
+async def test_a_policy_that_cannot_be_imported_is_a_mistake_of_the_settings() -> None:
+    with pytest.raises(ConfigError, match="wrogn' cannot be imported"):
+        await ask(ServerConfig(server_type="standin", options={"policy": "support.env_tasks:wrogn"}))
 
 
 async def test_rollouts_stay_on_one_of_several_servers() -> None:

@@ -1,9 +1,13 @@
 """What a fresh install promises: Atropos works with today's newest versions and without the 600 MB it never imports."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -39,3 +43,11 @@ def test_importing_the_rooms_asks_for_no_network_and_no_key():
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_lock_file_fits_the_project():
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    done = subprocess.run([uv, "lock", "--check", "--offline"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"run: uv lock\n{done.stderr}"

@@ -20,7 +20,7 @@ from typing import Any
 
 from sandbox_pool.errors import HostStartFailed
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
-from sandbox_pool.server import pack
+from sandbox_pool.server.build.packing import pack
 from sandbox_pool.spec import SandboxSpec
 
 TOOLS = Path(__file__).parents[2] / ".tools"
@@ -117,7 +117,7 @@ class ContainerProvider:
     """Starts the packed slot server in a container; a directory of the host that is mounted there has its socket.
 
     Options: `kind` and `program` as the engines above give them, `run` (more options of `docker run`),
-    `compiled` (false: without the compiled helper), `folder`.
+    `folder`.
     """
 
     def __init__(self, context: ProviderContext, options: Mapping[str, Any]) -> None:
@@ -134,7 +134,7 @@ class ContainerProvider:
         """A container that ends with our end of its standard input."""
         directory = self._folder / name[-12:]
         directory.mkdir(mode=0o755)
-        (directory / "server.pyz").write_bytes(pack(compiled=bool(self._options.get("compiled", True))))
+        (directory / "server.pyz").write_bytes(pack())
         server = ["python3", "/hermes/server.pyz", "--scratch", "/var/hermes", "--listen", "unix:/hermes/s"]
         server += ["--slots", str(self._context.slots), "--host-id", name, "--die-with-parent"]
         with (directory / "log").open("wb") as log_file:

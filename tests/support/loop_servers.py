@@ -7,7 +7,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent_loop.model.contract import Conversation, Message, ModelCall, ModelTurn, Sampling, Segment, ToolSchema
+from agent_loop.model.contract import Conversation, Message, ModelTurn, Sampling, Segment, ToolSchema
+from agent_loop.records.record import RolloutRecord
+from agent_loop.records.result import AgentResult
+from agent_loop.turn.tool_call import MALFORMED_NAME, ToolCallRecord
 
 
 def tool(name: str = "terminal", required: Sequence[str] = ("command",), **properties: Any) -> ToolSchema:
@@ -20,19 +23,31 @@ def tool(name: str = "terminal", required: Sequence[str] = ("command",), **prope
 LS = {"command": "ls"}
 
 
-def call(name: str = "terminal", arguments: Any = LS, **more: Any) -> ModelCall:
+def call(name: str = "terminal", arguments: Any = LS, **more: Any) -> ToolCallRecord:
     """A call as a parser gives it."""
-    return ModelCall(name, arguments, **more)
+    return ToolCallRecord(name, arguments, **more)
 
 
-def calls(*made: ModelCall, content: str = "", **more: Any) -> ModelTurn:
-    """A turn with tool calls."""
-    return ModelTurn(content, tuple(made), finish_reason=more.pop("finish_reason", "tool_calls"), **more)
+def calls(*made: ToolCallRecord, content: str = "", malformed: Sequence[str] = (), **more: Any) -> ModelTurn:
+    """A turn with tool calls, and with markup that cannot be read: one sentence for each piece of it."""
+    reason = more.pop("finish_reason", "tool_calls")
+    return ModelTurn(content, (*made, *_unread(malformed)), finish_reason=reason, **more)
 
 
-def says(content: str, **more: Any) -> ModelTurn:
-    """A turn without calls."""
-    return ModelTurn(content, **more)
+def says(content: str, malformed: Sequence[str] = (), **more: Any) -> ModelTurn:
+    """A turn without calls, or with nothing but markup that cannot be read."""
+    return ModelTurn(content, _unread(malformed), **more)
+
+
+def _unread(sentences: Sequence[str]) -> tuple[ToolCallRecord, ...]:
+    return tuple(ToolCallRecord(MALFORMED_NAME, error=sentence) for sentence in sentences)
+
+
+def record_of(result: AgentResult, rollout_id: str = "r", **more: Any) -> RolloutRecord:
+    """The record that stores a result."""
+    record = RolloutRecord(rollout_id, "g", "e", "i", outcome="", trainable=False, messages=[], **more)
+    result.fill(record)
+    return record
 
 
 Step = ModelTurn | Exception | Callable[[Sequence[Message]], ModelTurn]

@@ -17,7 +17,7 @@ from typing import Any
 
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.client.sandbox import Sandbox
-from sandbox_pool.server import pack
+from sandbox_pool.server.build.packing import pack
 from sandbox_pool.spec import SandboxSpec
 
 NOBODY = 65534
@@ -59,11 +59,11 @@ def server_command(python: str, directory: Path, *arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def server_directory(user: int | None = None, *, compiled: bool = True) -> Iterator[Path]:
+def server_directory(user: int | None = None) -> Iterator[Path]:
     """A directory with the packed server in it, owned by `user`."""
     directory = Path(tempfile.mkdtemp(prefix="hs-", dir="/tmp"))
     try:
-        (directory / "server.pyz").write_bytes(pack(compiled=compiled))
+        (directory / "server.pyz").write_bytes(pack())
         (directory / "scratch").mkdir()
         directory.chmod(0o755)
         if user is not None:
@@ -81,10 +81,9 @@ async def running_server(
     user: int | None = None,
     python: str = sys.executable,
     listen: str | None = None,
-    compiled: bool = True,
 ) -> AsyncIterator[Server]:
     """A server that is ended, cleaned and removed at the end."""
-    with server_directory(user, compiled=compiled) as directory:
+    with server_directory(user) as directory:
         token = secrets.token_hex(16)
         address = listen or f"unix:{directory}/s"
         command = server_command(python, directory, "--listen", address, "--slots", str(slots), "--die-with-parent")

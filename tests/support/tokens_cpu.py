@@ -17,6 +17,7 @@ from agent_loop.model.contract import Message, Sampling
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.records.record import RolloutRecord
+from support.loop_servers import record_of
 from support.tokens_rollouts import TERMINAL, Rollout
 from tool_parsers import get_parser
 
@@ -90,7 +91,7 @@ async def loop_rollouts(model: CpuModel, count: int, first_seed: int = 0) -> lis
         )
         async with gate:
             result = await loop.run(prompt(FOUND[number % len(FOUND)]))
-        return number + 1, RolloutRecord(f"cpu{number}", "g", "cpu", "i", tools=[TERMINAL], **result.record_fields())
+        return number + 1, record_of(result, f"cpu{number}", tools=[TERMINAL])
 
     records = await asyncio.gather(*(play(number) for number in range(count)))
     await recorder.close()

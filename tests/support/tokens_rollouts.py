@@ -71,15 +71,14 @@ class Rollout:
 
     def take(self, turn: ModelTurn) -> list[Message]:
         """Store the turn and make up what comes after it."""
-        broken = len(turn.malformed)
-        ids = [f"call_{self.calls + k}" for k in range(len(turn.calls) + broken)]
+        ids = [f"call_{self.calls + k}" for k in range(len(turn.calls))]
         self.calls += len(ids)
         message: Message = {"role": "assistant", "content": turn.content}
         if turn.reasoning:
             message["reasoning_content"] = turn.reasoning
         if ids:
-            names = [c.name for c in turn.calls] + ["invalid"] * broken
-            arguments = [c.arguments for c in turn.calls] + [{}] * broken
+            names = [c.name for c in turn.calls]
+            arguments = [c.raw_arguments or {} for c in turn.calls]
             message["tool_calls"] = [
                 {"id": i, "type": "function", "function": {"name": n, "arguments": a}}
                 for i, n, a in zip(ids, names, arguments, strict=True)

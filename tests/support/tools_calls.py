@@ -14,7 +14,7 @@ class Tools:
         self.outcome = None
 
     async def __call__(self, name, **arguments):
-        self.outcome = await self.runtime.call(name, arguments, call_id="call_1")
+        self.outcome = await self.runtime.checked_call(name, arguments)
         result = json.loads(self.outcome.text)
         assert isinstance(result, dict)
         return result

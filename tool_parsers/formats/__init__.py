@@ -1,14 +1,14 @@
-"""Every format, grouped by grammar; one module per grammar."""
+"""Every format, grouped by grammar."""
 
 from __future__ import annotations
 
-from tool_parsers.formats import bare_json, headers, json_arrays, json_tags, literal, pairs, python, xml
+from tool_parsers.formats import headers, json_formats, literal, pairs, python, xml
 from tool_parsers.spec import Format
 
 GRAMMARS: dict[str, tuple[Format, ...]] = {
-    "A: JSON object between tags": json_tags.FORMATS,
-    "B: JSON array after a marker": json_arrays.FORMATS,
-    "C: bare JSON": bare_json.FORMATS,
+    "A: JSON object between tags": json_formats.TAGGED,
+    "B: JSON array after a marker": json_formats.ARRAYS,
+    "C: bare JSON": json_formats.BARE,
     "D: header with the name, JSON arguments": headers.FORMATS,
     "E: a tag per parameter": xml.FORMATS,
     "F: key and value tags": pairs.FORMATS,

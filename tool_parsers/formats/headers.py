@@ -29,7 +29,7 @@ _DEEPSEEK = Headed(
 
 
 def kimi_name(header: str) -> str:
-    """`functions.NAME:IDX` -> NAME; a bare counter stays as it is, anything else is no name."""
+    """`functions.NAME:IDX` -> NAME; a bare counter stays as it is, anything else is not a name."""
     match = _KIMI_HEADER.fullmatch(header)
     if match is not None:
         return match.group(1)

@@ -70,7 +70,6 @@ class Headed:
         return match if scan.tools.declared(self.name(match.group(1))) is not False else None
 
     def read(self, scan: Scan, start: int) -> Reading | None:
-        """Read one call."""
         opener = next((opener for opener in self.openers if scan.text.at(opener, start)), "")
         inside = start + len(opener)
         first = scan.text.skip_blanks(inside)

@@ -52,7 +52,6 @@ class JsonCalls:
         return self.closers + self.openers
 
     def find(self, scan: Scan, start: int) -> int:
-        """The next opener."""
         if self.prefix is not None:
             match = scan.text.search(self.prefix, start)
             if match is not None:

@@ -1,4 +1,4 @@
-"""Reads calls written as tags with one tag per parameter (Qwen3-Coder, MiniMax, DSML, MiniCPM, Kimi K3 and their kin).
+"""Reads calls written as tags with one tag per parameter (Qwen3-Coder, MiniMax, DSML, MiniCPM, Kimi K3 and others).
 
 A parameter's closing tag counts only where structure follows (the next parameter, the end of the call, the end of
 text); anywhere else it is part of the value.
@@ -13,11 +13,43 @@ from functools import cached_property
 from html import unescape
 from typing import Any, Literal
 
-from tool_parsers.jsonread import Fault, decode
+from tool_parsers.jsonread import Decoded, Fault, decode, loads
 from tool_parsers.readers.json_calls import JsonCalls
-from tool_parsers.readers.values import typed_by_attribute, unwrapped, without_template_newlines
-from tool_parsers.schema import json_or_text, typed
+from tool_parsers.schema import Tools, as_text, fitted, json_or_text, typed, types_of
 from tool_parsers.spec import Reading, Scan, Segment
+
+
+def without_template_newlines(value: str) -> str:
+    """The value without the one newline a template writes on each side of it."""
+    if value.startswith("\n"):
+        value = value[1:]
+    return value[:-1] if value.endswith("\n") else value
+
+
+def typed_by_attribute(value: str, is_string: bool, schema: Any) -> Any:
+    """A value whose tag says whether it is a string; a schema that says otherwise wins."""
+    allowed = types_of(schema)
+    if is_string:
+        return typed(value, schema) if allowed and "string" not in allowed else value
+    outcome = loads(value)
+    if not isinstance(outcome, Decoded):
+        return typed(value, schema)
+    if allowed == {"string"}:
+        return value if isinstance(outcome.value, str) else as_text(outcome.value)
+    return fitted(outcome.value, schema)
+
+
+def unwrapped(tools: Tools, name: str, arguments: dict[str, Any], wrappers: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments inside a single wrapping parameter, unless the tool declares a parameter of that name."""
+    if len(arguments) != 1 or name not in tools.parameters:
+        return arguments
+    ((key, value),) = arguments.items()
+    if key not in wrappers or key in tools.properties(name):
+        return arguments
+    outcome = loads(value) if isinstance(value, str) else None
+    inner = outcome.value if isinstance(outcome, Decoded) else value
+    return inner if isinstance(inner, dict) else arguments
+
 
 Untyped = Literal["text", "json"]
 

@@ -4,16 +4,16 @@
 that dies with its owner.
 """
 
-from agent_loop.local_models.cpu_model.front import SwappableModel
 from agent_loop.local_models.cpu_model.gguf import gguf_tokenizer
 from agent_loop.local_models.cpu_model.llama_server import CpuModel, CpuModelError
+from agent_loop.local_models.cpu_model.updatable_model import UpdatableModel
 from agent_loop.local_models.cpu_model.weights import CpuModelMissing, copy_as, f16_copy, smollm2_gguf
 
 __all__ = [
     "CpuModel",
     "CpuModelError",
     "CpuModelMissing",
-    "SwappableModel",
+    "UpdatableModel",
     "copy_as",
     "f16_copy",
     "gguf_tokenizer",

@@ -14,7 +14,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Every key of the header; raises ValueError when the file is no GGUF."""
+    """Every key of the header; raises ValueError when the file is not GGUF."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:
             raise ValueError(f"{path}: not a GGUF file")

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+CONTEXT_TOKENS = 2048
 
 
 class CpuModelError(RuntimeError):
-    """The server did not come up; the message ends with its last words."""
+    """The server did not come up; the message ends with the end of its log."""
 
 
 class CpuModel:
@@ -37,7 +38,7 @@ class CpuModel:
         model: Path | str | None = None,
         f16: bool = False,
         weights: str = AS_IS,
-        context_tokens: int = 2048,
+        context_tokens: int = CONTEXT_TOKENS,
         parallel: int = 4,
         threads: int | None = None,
         poll: int | None = None,
@@ -102,11 +103,11 @@ class CpuModel:
         await self._stop()
 
     async def ended(self) -> str:
-        """Wait for the end of the server; its last words."""
+        """Wait for the end of the server; the end of its log."""
         if self._process is None:
             return ""
         await self._process.wait()
-        return self._last_words() if self._log is not None else ""
+        return self._log_tail() if self._log is not None else ""
 
     async def _start(self) -> None:
         _require_llamacpp()
@@ -128,7 +129,7 @@ class CpuModel:
             sys.executable,
             "-P",
             "-m",
-            "agent_loop.local_models.cpu_model.llama_child",
+            "agent_loop.local_models.cpu_model",
             json.dumps(options),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -140,7 +141,7 @@ class CpuModel:
             if line.startswith(b'{"url"'):
                 self.url = json.loads(line)["url"]
                 return
-        raise CpuModelError(f"the llama.cpp server did not start: {self._last_words()}")
+        raise CpuModelError(f"the llama.cpp server did not start: {self._log_tail()}")
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
@@ -156,7 +157,7 @@ class CpuModel:
             self._log.close()
             self._log = None
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         assert self._log is not None
         self._log.seek(0)
         return self._log.read()[-500:].decode("utf-8", "replace").strip()

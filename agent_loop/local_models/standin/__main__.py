@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import sys
 
+from agent_loop import own_process
 from agent_loop.local_models.standin.policies import POLICIES, named_policy, slow
 from agent_loop.local_models.standin.server import StandIn
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--latency-s", type=float, default=0.0, help="delay of every answer")
     try:
-        asyncio.run(serve(parser.parse_args()))
+        own_process.run(serve(parser.parse_args()))
     except KeyboardInterrupt:
         return 130
     return 0

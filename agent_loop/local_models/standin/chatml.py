@@ -1,4 +1,4 @@
-"""A small byte-level ChatML tokenizer, trained in milliseconds on the text beside this file: nothing is downloaded.
+"""A small byte-level ChatML tokenizer, trained in milliseconds on corpus.txt: nothing is downloaded.
 
 Like Qwen's: end-of-turn is a special token, tool and thinking tags are single tokens that are not special.
 """

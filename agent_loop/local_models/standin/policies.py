@@ -1,7 +1,7 @@
 """Scripted policies: what the stand-in says after a prompt.
 
 A policy is a function of the request; everything random comes from `request.rng`, which is seeded by the prompt and the
-server's seed, so the same rollout plays the same way whatever runs beside it.
+server's seed, so the same rollout plays the same way whatever else runs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def sloppy(request: PolicyRequest) -> str:
 
 
 def malformed(request: PolicyRequest) -> str:
-    """Tool markup that is no call."""
+    """Tool markup that cannot be read as a call."""
     if request.results >= 3:
         return "I give up."
     return request.rng.choice(

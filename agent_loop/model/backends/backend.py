@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from agent_loop.model.contract import Sampling
 
 GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
-"""Keys of a request's body that ask a merging front to sample a whole group at once: its size, and its name."""
+"""Keys of a request's body for a server that samples a whole group at once: the group's size, and its name."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class TokenBackend(Protocol):
 
         `prompt_ids` is the caller's own list, which may be long: it is neither changed nor kept.
         """
+
+    async def context_tokens(self) -> int | None:
+        """Tokens that prompt and answer may have together; None when the server does not tell."""
 
     async def close(self) -> None:
         """Drop the connections."""

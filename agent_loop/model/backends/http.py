@@ -1,84 +1,188 @@
-"""JSON to one server and back, with transport faults told apart from refusals."""
+"""JSON to one inference server and back, over aiohttp; what all backends share."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import ssl
 from base64 import b64encode
 from dataclasses import dataclass
+from io import BytesIO
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 import orjson
+from yarl import URL
 
-from agent_loop.model.backends.connections import Connections, http_address
-from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable
+from agent_loop.model.contract import ModelRefused, ModelUnavailable
+from agent_loop.model.errors import failure, failure_in
 
-RETRYABLE = frozenset({408, 425, 429})
-"""4xx codes that say "later", not "no"."""
-_CONTEXT = re.compile(
-    r"exceed_context_size|context (length|size|window)|maximum (context|input|model) (length|len)|max_model_len"
-    r"|longer than the model|too many tokens|input is too long",
-    re.IGNORECASE,
-)
+CONNECTIONS = 1024
+"""Open at once to one server; more requests wait in line."""
+CONNECT_WITHIN_S = 30.0
+KEEP_IDLE_S = 15.0
+"""Routers forget idle connections without a word, so an older one is not trusted with a request."""
+READ_AT_ONCE = 1 << 20
+"""Bytes of an answer that may wait to be read, and of a request that are written in one piece."""
 
 
 class JsonClient:
-    """A client for one server. It connects on first use, inside the running event loop."""
+    """A client for one server. It connects on first use, inside the running event loop.
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+    HTTP_PROXY, HTTPS_PROXY and NO_PROXY are read when it is made. Servers on this machine are never asked through a
+    proxy: those that we start ourselves could not be reached by one.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0, ca_file: Path | str | None = None
+    ) -> None:
+        """`ca_file`: certificates (PEM) of a private authority; without it those of the system or SSL_CERT_FILE."""
         address = http_address(url.rstrip("/").removesuffix("/v1"))
-        host = address.netloc.rpartition("@")[2]
-        self.url = address._replace(netloc=host).geturl()
-        self._connections = Connections(address)
-        self._timeout_s = timeout_s
-        self._path = quote(address.path, safe="/%:@!$&'()*+,;=~")
-        headers = [f"Host: {host}", "User-Agent: hermes-rl", "Accept: application/json"]
+        self.url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+        self._headers = {
+            "User-Agent": "hermes-rl",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+        }
         if api_key:
-            headers.append(f"Authorization: Bearer {api_key}")
+            self._headers["Authorization"] = f"Bearer {api_key}"
         elif address.username is not None:
             said = f"{unquote(address.username)}:{unquote(address.password or '')}"
-            headers.append(f"Authorization: Basic {b64encode(said.encode()).decode()}")
-        if any(not header.isprintable() for header in headers):
+            self._headers["Authorization"] = f"Basic {b64encode(said.encode()).decode()}"
+        if any(not text.isprintable() for text in (self.url, *self._headers.values())):
             raise ValueError("the API key or the address has characters that no HTTP header can hold")
-        self._headers = "\r\n".join(headers)
+        self._proxy = proxy_for(address)
+        self._tls = ssl.create_default_context(cafile=ca_file) if address.scheme == "https" else None
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_WITHIN_S)
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._addresses: dict[str, URL] = {}
 
     async def post(self, path: str, body: Any, *, echo: Echo | None = None) -> Any:
         """Send JSON, get JSON; what an `echo` says is compared and left out."""
         data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
-        about = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        payload = await self._request("POST", path, about, data)
+        payload = await self._request("POST", path, data)
         return self._read(path, payload if echo is None else echo.checked(payload))
 
     async def get(self, path: str) -> Any:
         """Get JSON."""
-        return self._read(path, await self._request("GET", path, "\r\n", b""))
+        return self._read(path, await self._request("GET", path))
 
     async def close(self) -> None:
         """Close the connections; a later call opens new ones."""
-        self._connections.close()
+        session, self._session = self._session, None
+        if session is not None and self._loop is asyncio.get_running_loop():
+            await session.close()
 
-    async def _request(self, method: str, path: str, about: str, data: bytes) -> bytes:
+    async def _request(self, method: str, path: str, data: bytes = b"") -> bytes:
         where = f"{self.url}{path}"
-        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}\r\n{about}"
+        address = self._addresses.get(path) or self._addresses.setdefault(path, URL(where))
+        body = BytesIO(data) if len(data) > READ_AT_ONCE else data or None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._connections.ask(head.encode() + data)
+            async with self._connected().request(method, address, data=body) as response:
+                payload = await response.read()
         except TimeoutError as error:
             raise ModelUnavailable(f"{where}: no answer in time") from error
-        except OSError as error:
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise ModelRefused(f"{where}: {error}: name its authority in ca_file or SSL_CERT_FILE") from error
+        except (aiohttp.TooManyRedirects, aiohttp.InvalidURL) as error:
+            raise ModelRefused(f"{where}: redirected to nowhere: {error or type(error).__name__}") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise ModelUnavailable(f"{where}: {error or type(error).__name__}") from error
-        if answer.status >= 400:
-            raise _failure(where, answer.status, answer.body)
-        if answer.status >= 300:
-            raise ModelRefused(f"{where}: HTTP {answer.status} to {answer.location}: give that address instead")
-        return answer.body
+        if response.status >= 300:
+            moved = f" (redirected to {response.url}: give that address instead)" if response.history else ""
+            text = payload[:READ_AT_ONCE].decode("utf-8", "replace")
+            raise failure(response.status, text, response.headers, where=where + moved)
+        return payload
+
+    def _connected(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            if self._session is not None:
+                self._session.detach()  # its event loop has ended, and its connections with it
+            self._loop = loop
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=CONNECTIONS, keepalive_timeout=KEEP_IDLE_S, ssl=self._tls if self._tls is not None else True
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                proxy=self._proxy,
+                timeout=self._timeout,
+                read_bufsize=READ_AT_ONCE,
+            )
+        return self._session
 
     def _read(self, path: str, payload: bytes) -> Any:
         try:
-            return orjson.loads(payload)
+            answer = orjson.loads(payload)
         except orjson.JSONDecodeError as error:
             raise ModelRefused(f"{self.url}{path}: the answer is not JSON: {payload[:200]!r}") from error
+        if isinstance(answer, dict) and (fault := answer.get("error")):
+            raise failure_in(fault, where=f"{self.url}{path}")
+        return answer
+
+
+def http_address(url: str, *, may_have_query: bool = False) -> SplitResult:
+    """The parts of a server's address; raises ValueError when it is not one."""
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname or (address.query and not may_have_query):
+        raise ValueError(f"{url!r} is not an address like http://127.0.0.1:8000")
+    return address
+
+
+def proxy_for(address: SplitResult) -> str | None:
+    """The proxy that the environment names for an address.
+
+    aiohttp's `trust_env` would read the environment, and a .netrc, in a thread before every request.
+    """
+    host = str(address.hostname)
+    if is_loopback(host) or proxy_bypass(host):
+        return None
+    return getproxies().get(address.scheme)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+class HttpBackend:
+    """What the backends share: the client, and the context length as OpenAI-compatible servers tell it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        ca_file: Path | str | None = None,
+    ) -> None:
+        """`model` is one of the names in the server's /v1/models; None takes the first."""
+        self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s, ca_file=ca_file)
+        self._model = model
+
+    async def context_tokens(self) -> int | None:
+        """Tokens that prompt and answer may have together; None when the server does not tell."""
+        try:
+            cards = field(await self._http.get("/v1/models"), "data")
+        except ModelRefused:
+            return None
+        named = [card for card in cards if card.get("id") == self._model]
+        lengths = [card.get("max_model_len") for card in (*named, *cards)]
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._http.close()
 
 
 @dataclass(frozen=True)
@@ -105,14 +209,6 @@ class Echo:
         if payload[begin:end].replace(b" ", b"") != self.ids:
             raise ModelRefused(f"the server's {self.key} are not the ids that were sent")
         return payload[:begin] + b"null" + payload[end:]
-
-
-def _failure(where: str, status: int, payload: bytes) -> ModelUnavailable | ModelRefused:
-    text = payload[:2000].decode("utf-8", "replace")
-    message = f"{where}: HTTP {status}: {text[:500]}"
-    if status in RETRYABLE or (status >= 500 and not _CONTEXT.search(text)):
-        return ModelUnavailable(message)
-    return ContextTooLong(message) if _CONTEXT.search(text) else ModelRefused(message)
 
 
 def field(answer: Any, *path: str | int) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_loop.model.backends.backend import Generation
-from agent_loop.model.backends.http import JsonClient, field
+from agent_loop.model.backends.http import HttpBackend, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
@@ -20,11 +20,11 @@ FIRST_GUESS = 1000
 WHOLE_VOCABULARY = 1_000_000
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(HttpBackend):
     """A llama.cpp server."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
         self._plain_token: int | None = None
         self._scoring = asyncio.Lock()
 
@@ -77,9 +77,12 @@ class LlamaCppBackend:
                     return float(entry["logprob"])
         raise ModelRefused(f"the server gives no logprob for token {token}: not its vocabulary?")
 
-    async def close(self) -> None:
-        """Drop the connections."""
-        await self._http.close()
+    async def context_tokens(self) -> int | None:
+        """The context of one slot: the server's whole context is shared out among them."""
+        try:
+            return int(field(await self._http.get("/props"), "default_generation_settings", "n_ctx"))
+        except ModelRefused:
+            return await super().context_tokens()
 
 
 def weights_version(model: Any) -> str | None:

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_loop.model.backends.backend import Generation
-from agent_loop.model.backends.http import JsonClient, field
+from agent_loop.model.backends.http import HttpBackend, field
 from agent_loop.model.backends.vllm import GENEROUS_MAX_TOKENS
 from agent_loop.model.contract import Sampling
 
 
-class SGLangBackend:
+class SGLangBackend(HttpBackend):
     """An SGLang server."""
-
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation."""
@@ -64,10 +61,6 @@ class SGLangBackend:
         answer = _single(await self._http.post("/generate", body))
         rows = field(answer, "meta_info", "input_token_logprobs")
         return [float(field(rows, p, 0)) for p in positions]
-
-    async def close(self) -> None:
-        """Drop the connections."""
-        await self._http.close()
 
 
 def _single(answer: Any) -> Any:

@@ -13,30 +13,18 @@ from typing import Any
 import orjson
 
 from agent_loop.model.backends.backend import Generation
-from agent_loop.model.backends.http import Echo, JsonClient, field
+from agent_loop.model.backends.http import Echo, HttpBackend, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 GENEROUS_MAX_TOKENS = 4096
 """Sent when the caller sets no limit: vLLM's own default is 16."""
 
 
-class _Vllm:
-    """What the dialects share."""
-
-    def __init__(
-        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 600.0
-    ) -> None:
-        self._http = JsonClient(url, api_key=api_key, timeout_s=timeout_s)
-        self._model = model
-
+class _Vllm(HttpBackend):
     async def _model_name(self) -> str:
         if self._model is None:
             self._model = str(field(await self._http.get("/v1/models"), "data", 0, "id"))
         return self._model
-
-    async def close(self) -> None:
-        """Drop the connections."""
-        await self._http.close()
 
 
 class VllmBackend(_Vllm):
@@ -88,8 +76,8 @@ class VllmScaleOutBackend(_Vllm):
         return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), _version(choice))
 
 
-class VllmGenerateBackend(_Vllm):
-    """The `/generate` contract of atroposlib's example server and its kin."""
+class VllmGenerateBackend(HttpBackend):
+    """The `/generate` contract of atroposlib's example server and others like it."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
         """Sample one continuation."""

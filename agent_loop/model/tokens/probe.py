@@ -95,7 +95,7 @@ def probe_template(
     traits = prober.traits()
     ends = [tokenizer.encode(e, add_special_tokens=False) for e in (traits.call_end, traits.answer_end) if e]
     if any(len(end) != 1 for end in ends):
-        raise TemplateRefused("the chat template ends assistant turns with something that is no single token")
+        raise TemplateRefused("the chat template ends assistant turns with something other than a single token")
     return ChatTemplate(renderer, traits, frozenset(known) | {e[0] for e in ends}, frozenset(stop_ids))
 
 

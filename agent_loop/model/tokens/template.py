@@ -176,7 +176,9 @@ class ChatTemplate:
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text; the template writes every special token itself."""
         if (fast := _fast(self.tokenizer)) is not None:
-            return [token for piece in pieces(text) for token in fast.encode(piece, add_special_tokens=False).ids]
+            # Unlike `encode` it does not work out where in the text each token stands: a quarter of the time.
+            parts = fast.encode_batch_fast(pieces(text), add_special_tokens=False)
+            return parts[0].ids if len(parts) == 1 else [token for part in parts for token in part.ids]
         encode = self.tokenizer.encode
         return [token for piece in pieces(text) for token in encode(piece, add_special_tokens=False)]
 

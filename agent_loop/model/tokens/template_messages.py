@@ -73,7 +73,7 @@ def _call(call: dict[str, Any], shape: MessageShape) -> dict[str, Any]:
 
 
 def as_mapping(arguments: Any) -> dict[str, Any]:
-    """Arguments as a mapping; text that is no JSON object is shown under one key, as it was written."""
+    """Arguments as a mapping; text that is not a JSON object is shown under one key, as it was written."""
     if isinstance(arguments, str):
         try:
             decoded = json.loads(arguments)

@@ -13,7 +13,7 @@ from agent_loop.tools.files.syntax import syntax_error
 from agent_loop.tools.files.text_file import EditableText, binary_reason, split_lines
 from agent_loop.tools.files.v4a import apply_changes, parse_patch, paths_of
 from agent_loop.tools.files.workspace import Workspace
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolFailure, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema
 
 Files = Mapping[str, EditableText | None]
 """Texts by path; None where there is no file."""
@@ -151,7 +151,7 @@ def _span(first: int, last: int) -> str:
     return f"{first + 1 if count else first},{count}"
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """Change files and return the diff."""
     mode = arguments.get("mode") or ("patch" if arguments.get("patch") else "replace")
     try:
@@ -161,7 +161,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
         raise
 
 
-async def _replace(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _replace(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     for needed in ("path", "old_string", "new_string"):
         if not isinstance(arguments.get(needed), str):
             raise InvalidArguments(f"mode='replace' needs path, old_string and new_string; {needed} is missing.")
@@ -198,7 +198,7 @@ def _fitted(piece: str, file: EditableText) -> str:
     return piece.replace("\r\n", "\n") if file.newline == "\r\n" else piece
 
 
-async def _patch(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments.get("patch"), str):
         raise InvalidArguments("mode='patch' needs the patch.")
     _check_text(arguments["patch"])
@@ -222,7 +222,7 @@ async def _patch(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     return _report(opened, new)
 
 
-async def _open(ctx: ToolContext, path: str) -> EditableText | None:
+async def _open(ctx: CallContext, path: str) -> EditableText | None:
     data = await ctx.workspace.read(path, ctx.config.max_file_bytes)
     if data is None:
         return None

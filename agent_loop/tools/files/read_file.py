@@ -11,14 +11,14 @@ from typing import Any
 from agent_loop.tools.files.text_file import binary_reason, decode_for_reading, split_lines
 from agent_loop.tools.files.workspace import file_failure
 from agent_loop.tools.output import cut_line
-from agent_loop.tools.tool import Tool, ToolContext, ToolFailure, load_schema
+from agent_loop.tools.tool import CallContext, Tool, ToolFailure, load_schema
 from sandbox_pool.errors import SandboxFileError
 
 _IMAGES = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".ico", ".tiff"))
 _SAME_READS_BEFORE_WARNING = 3
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """Numbered lines from `offset` on, with total_lines."""
     path = await ctx.workspace.resolve(arguments["path"])
     offset, limit = max(1, arguments.get("offset") or 1), min(2000, max(1, arguments.get("limit") or 500))
@@ -42,7 +42,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def page(lines: list[str], offset: int, total_lines: int, ctx: ToolContext) -> dict[str, Any]:
+def page(lines: list[str], offset: int, total_lines: int, ctx: CallContext) -> dict[str, Any]:
     """The result for these lines: as many as the budget takes, and where to go on."""
     shown: list[str] = []
     left = ctx.config.max_read_chars
@@ -68,7 +68,7 @@ NR >= a && NR <= b {{ if (length($0) > w) print substr($0, 1, w) "... [line of "
 END {{ print NR > "/dev/stderr" }}' < {path}"""
 
 
-async def _huge(ctx: ToolContext, path: str, offset: int, limit: int) -> dict[str, Any]:
+async def _huge(ctx: CallContext, path: str, offset: int, limit: int) -> dict[str, Any]:
     """Lines of a file that is not worth moving: counted and cut inside the sandbox."""
     command = _HUGE_SCRIPT.format(
         first=offset, last=offset + limit - 1, width=ctx.config.max_line_chars, path=shlex.quote(path)
@@ -86,7 +86,7 @@ async def _huge(ctx: ToolContext, path: str, offset: int, limit: int) -> dict[st
     return found
 
 
-async def _unreadable(ctx: ToolContext, path: str, error: SandboxFileError) -> ToolFailure:
+async def _unreadable(ctx: CallContext, path: str, error: SandboxFileError) -> ToolFailure:
     if error.errno == errno.ENOENT:
         similar = await ctx.workspace.similar(path)
         failure = ToolFailure(f"File not found: {path}")
@@ -98,7 +98,7 @@ async def _unreadable(ctx: ToolContext, path: str, error: SandboxFileError) -> T
     return file_failure(path, error)
 
 
-def _warn_of_repeats(ctx: ToolContext, result: dict[str, Any], key: tuple[str, int, int], data: bytes) -> None:
+def _warn_of_repeats(ctx: CallContext, result: dict[str, Any], key: tuple[str, int, int], data: bytes) -> None:
     """The same page of the same bytes again and again is a loop; the model is told, never refused."""
     same = ctx.workspace.count_read((key, hashlib.sha256(data).digest()))
     if same >= _SAME_READS_BEFORE_WARNING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.tools.output import cut_line
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolFailure, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema
 from sandbox_pool.results import ExecResult
 
 SKIPPED_DIRECTORIES = (
@@ -21,8 +21,6 @@ NO_SUCH_PATH = 97
 
 @dataclass(frozen=True)
 class Search:
-    """What to look for."""
-
     pattern: str
     path: str
     file_glob: str | None = None
@@ -128,7 +126,7 @@ _MAX_OUTPUT_CHARS = 1_000_000
 _MAX_LINE_CHARS = 500
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """Search contents or names, and return one page."""
     pattern = arguments["pattern"]
     if not pattern or "\0" in pattern:
@@ -150,7 +148,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     return _content_page(search, result, base, offset, limit)
 
 
-async def _run(ctx: ToolContext, command: str, base: str) -> ExecResult:
+async def _run(ctx: CallContext, command: str, base: str) -> ExecResult:
     try:
         command.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""A quick look at the syntax of what was just written, so that the model hears of a slip at once.
+"""Checks the syntax of a file that was just written, so that the model learns of a mistake at once.
 
-Only formats that parse in this process without running anything, and only small files: the check is a courtesy and
-must never cost the rollout. `None` means that there was nothing to check.
+Only formats that parse in this process without running anything, and only small files: the check must never cost the
+rollout much. `None` means that no error was found, or that there was nothing to check.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def syntax_error(path: str, text: str) -> str | None:
 
 def _python(text: str) -> None:
     with warnings.catch_warnings():
-        # An invalid escape in the model's code is no business of this process's warning filters.
+        # An invalid escape in the model's code must not become a warning of this process.
         warnings.simplefilter("ignore")
         ast.parse(text)
 

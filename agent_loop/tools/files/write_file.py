@@ -8,13 +8,13 @@ from typing import Any
 from agent_loop.tools.files.syntax import syntax_error
 from agent_loop.tools.files.text_file import decode, newline_style, with_newlines
 from agent_loop.tools.files.workspace import file_failure
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema
 from sandbox_pool.errors import SandboxFileError
 
 _STYLE_SAMPLE_BYTES = 64_000
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """Write, and say how many bytes."""
     path = await ctx.workspace.resolve(arguments["path"])
     content: str = arguments["content"]
@@ -33,7 +33,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-async def _in_style_of_old(ctx: ToolContext, path: str, content: str) -> str:
+async def _in_style_of_old(ctx: CallContext, path: str, content: str) -> str:
     """CRLF for a file that had CRLF throughout; the model is not asked to remember that. What it says itself counts."""
     if "\n" not in content or "\r\n" in content:
         return content

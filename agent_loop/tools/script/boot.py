@@ -1,6 +1,6 @@
 """Starts a script inside the sandbox: reads the job from stdin, puts its files down, says hello, runs it as `__main__`.
 
-It is given to the sandbox's Python with `-c`, so nothing of it lies around. The first lines must parse on any Python:
+It is given to the sandbox's Python with `-c`, so it leaves no file behind. The first lines must parse on any Python:
 they are what tells an old one apart.
 """
 

@@ -20,8 +20,8 @@ from importlib.resources import files
 from typing import Any
 
 from agent_loop.tools.output import cap_bytes, dump, strip_ansi
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolFailure, ToolReturn, load_schema
-from agent_loop.turn.runtime import NestedCall
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema, outcome_of
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.results import ExecResult
 
@@ -35,7 +35,7 @@ PIECE_CHARS = 25_000
 class ScriptBridge:
     """The agent's end of one execution."""
 
-    def __init__(self, ctx: ToolContext, token: str) -> None:
+    def __init__(self, ctx: CallContext, token: str) -> None:
         self._ctx = ctx
         self.token = token
         self._names = frozenset(tool.name for tool in ctx.script_tools)
@@ -44,7 +44,7 @@ class ScriptBridge:
         self._pieces: dict[str, list[str]] = {}
         self._closed = False
         self._made = 0
-        self.nested: list[NestedCall] = []
+        self.nested: list[ToolCallRecord] = []
         self.started = False
         """Whether a fitting Python has said hello."""
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,7 +52,6 @@ class ScriptBridge:
 
     @property
     def calls_made(self) -> int:
-        """Tool calls that were run."""
         return self._made
 
     async def handle(self, frame: bytes) -> bytes:
@@ -85,7 +84,7 @@ class ScriptBridge:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
         try:
-            outcome, record = await self._ctx.call_nested(name, arguments)
+            call = await self._ctx.call_nested(name, arguments)
         except SandboxError as error:
             if not self.fault.done():
                 self.fault.set_exception(error)
@@ -93,8 +92,8 @@ class ScriptBridge:
         except Exception as error:  # the script waits for an answer, whatever went wrong here
             log.exception("a script's call of %s failed", name)
             return _refused(f"{name} failed: {type(error).__name__}: {error}")
-        self.nested.append(record)
-        return self._reply(outcome.text)
+        self.nested.append(call)
+        return self._reply(call.text)
 
     def _reply(self, text: str) -> bytes:
         """A result as one frame, or the first piece of one that is too long for a frame."""
@@ -179,7 +178,7 @@ _INTERRUPTS = {128 + number: number.name for number in (signal.SIGHUP, signal.SI
 """Exit codes of a shell whose command was killed from outside."""
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> ToolOutcome:
     """Run the script; the result says how it ended and what it printed."""
     code = arguments["code"]
     if not code.strip():
@@ -207,7 +206,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
             with contextlib.suppress(SandboxError):
                 await ctx.sandbox.remove(folder, recursive=True)
     _check_python(bridge, result)
-    return ToolReturn(
+    return outcome_of(
         _report(ctx, bridge, result),
         timed_out=result.timed_out,
         nested=tuple(bridge.nested),
@@ -215,7 +214,7 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> ToolReturn:
     )
 
 
-async def _execute(ctx: ToolContext, bridge: ScriptBridge, job: bytes) -> ExecResult:
+async def _execute(ctx: CallContext, bridge: ScriptBridge, job: bytes) -> ExecResult:
     limits = ctx.config.script
     boot = shlex.quote(script_source("boot.py"))
     python = "$(command -v python3 || command -v python)"
@@ -256,7 +255,7 @@ def _check_python(bridge: ScriptBridge, result: ExecResult) -> None:
         raise ToolFailure("The sandbox's python3 ended without running the script. Use the terminal.", status="error")
 
 
-def _report(ctx: ToolContext, bridge: ScriptBridge, result: ExecResult) -> dict[str, Any]:
+def _report(ctx: CallContext, bridge: ScriptBridge, result: ExecResult) -> dict[str, Any]:
     limits = ctx.config.script
     # A note about what the server left out comes on top of the limit.
     room = limits.stdout_bytes + (_NOTE_BYTES if result.truncation else 0)
@@ -287,7 +286,7 @@ def _status(result: ExecResult, stderr: str, timeout_s: float) -> tuple[str, str
     return "success", None
 
 
-def describe_for(tool: Tool, ctx: ToolContext) -> dict[str, Any]:
+def describe_for(tool: Tool, ctx: CallContext) -> dict[str, Any]:
     """The schema with the tools that scripts really have here, and the limits that really apply."""
     limits = ctx.config.script
     text = tool.schema["description"].format(

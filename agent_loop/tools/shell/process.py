@@ -9,7 +9,7 @@ from typing import Any
 from agent_loop.tools.files.text_file import split_lines
 from agent_loop.tools.output import strip_ansi
 from agent_loop.tools.shell.process_table import Background
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolFailure, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.results import LogChunk
 
@@ -20,8 +20,7 @@ _LOG_LINES = 200
 _KILL_GRACE_S = 2.0
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do one action."""
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     action = arguments["action"]
     if action == "list":
         return {"processes": [await _summary(ctx, entry) for entry in ctx.processes.all()]}
@@ -32,13 +31,13 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
     return await _ACTIONS[action](ctx, entry, arguments)
 
 
-async def _log(ctx: ToolContext, entry: Background, offset: int = 0) -> LogChunk:
+async def _log(ctx: CallContext, entry: Background, offset: int = 0) -> LogChunk:
     chunk = await entry.process.log(offset=offset)
     entry.log_end = chunk.next_offset
     return LogChunk(ctx.redact(strip_ansi(chunk.data)), chunk.offset, chunk.next_offset, chunk.dropped)
 
 
-async def _tail(ctx: ToolContext, entry: Background, chars: int) -> str:
+async def _tail(ctx: CallContext, entry: Background, chars: int) -> str:
     # A secret or an escape sequence cut in half would no longer be recognised: read more than is shown.
     return (await _log(ctx, entry, max(0, entry.log_end - chars * 4 - 4096))).data[-chars:]
 
@@ -55,7 +54,7 @@ def _state(entry: Background) -> dict[str, Any]:
     return state
 
 
-async def _summary(ctx: ToolContext, entry: Background) -> dict[str, Any]:
+async def _summary(ctx: CallContext, entry: Background) -> dict[str, Any]:
     await ctx.processes.refresh(entry)
     return {
         **_state(entry),
@@ -66,12 +65,12 @@ async def _summary(ctx: ToolContext, entry: Background) -> dict[str, Any]:
     }
 
 
-async def _poll(ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
+async def _poll(ctx: CallContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
     preview = await _tail(ctx, entry, _POLL_CHARS)
     return {**_state(entry), "command": ctx.redact(entry.command)[:200], "output_preview": preview}
 
 
-async def _read_log(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _read_log(ctx: CallContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
     chunk = await _log(ctx, entry)
     lines = split_lines(chunk.data)
     limit = arguments.get("limit") or _LOG_LINES
@@ -90,7 +89,7 @@ async def _read_log(ctx: ToolContext, entry: Background, arguments: dict[str, An
     return result
 
 
-async def _wait(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _wait(ctx: CallContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
     asked, most = arguments.get("timeout"), ctx.config.max_timeout_s
     timeout_s = min(asked or ctx.config.default_timeout_s, most)
     note = f"The timeout of {asked} s was lowered to {most} s." if asked and asked > most else None
@@ -105,7 +104,7 @@ async def _wait(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) 
     return result
 
 
-async def _kill(_ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
+async def _kill(_ctx: CallContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
     if not entry.running:
         return {**_state(entry), "status": "already_exited"}
     await entry.process.signal(signal.SIGTERM)
@@ -120,27 +119,27 @@ async def _kill(_ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict
     return {**_state(entry), "status": "killed"}
 
 
-async def _write(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _write(ctx: CallContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
     return await _send(ctx, entry, arguments.get("data") or "")
 
 
-async def _submit(ctx: ToolContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _submit(ctx: CallContext, entry: Background, arguments: dict[str, Any]) -> dict[str, Any]:
     # A terminal's Enter key sends CR; the line discipline turns it into LF.
     return await _send(ctx, entry, (arguments.get("data") or "") + ("\r" if entry.pty else "\n"))
 
 
-async def _send(ctx: ToolContext, entry: Background, text: str) -> dict[str, Any]:
+async def _send(ctx: CallContext, entry: Background, text: str) -> dict[str, Any]:
     data = text.encode("utf-8", "replace")
     await _input(ctx, entry, lambda: entry.process.write(data))
     return {"status": "ok", "session_id": entry.session_id, "bytes_written": len(data)}
 
 
-async def _close(ctx: ToolContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
+async def _close(ctx: CallContext, entry: Background, _: dict[str, Any]) -> dict[str, Any]:
     await _input(ctx, entry, entry.process.close_stdin)
     return {"status": "ok", "session_id": entry.session_id, "message": "stdin closed"}
 
 
-async def _input(ctx: ToolContext, entry: Background, give: Callable[[], Awaitable[None]]) -> None:
+async def _input(ctx: CallContext, entry: Background, give: Callable[[], Awaitable[None]]) -> None:
     """Give input to a process that may end at any moment; that it has ended is an answer, not a fault."""
     if entry.running:
         try:
@@ -152,7 +151,7 @@ async def _input(ctx: ToolContext, entry: Background, give: Callable[[], Awaitab
     raise ToolFailure("The process has already ended.", status="already_exited", exit_code=entry.exit_code)
 
 
-_ACTIONS: dict[str, Callable[[ToolContext, Background, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+_ACTIONS: dict[str, Callable[[CallContext, Background, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
     "poll": _poll,
     "log": _read_log,
     "wait": _wait,

@@ -30,8 +30,6 @@ MAX_FINISHED = 64
 
 @dataclass
 class Background:
-    """One background process."""
-
     session_id: str
     command: str
     process: Process

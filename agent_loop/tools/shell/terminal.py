@@ -7,7 +7,8 @@ from typing import Any
 
 from agent_loop.tools.output import cap_bytes, strip_ansi
 from agent_loop.tools.shell.process_table import Background
-from agent_loop.tools.tool import InvalidArguments, Tool, ToolContext, ToolReturn, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, outcome_of
+from agent_loop.turn.tool_call import ToolOutcome
 
 _PROGRAMS = {
     "editor": ("vim", "vi", "nvim", "nano", "emacs", "pico"),
@@ -63,7 +64,7 @@ _NOTICE_CHARS = 2_000
 _BAD_WORKDIR = 126
 
 
-async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any] | ToolReturn:
+async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any] | ToolOutcome:
     """Run the command as the arguments ask."""
     command = arguments["command"]
     _check_text(command, "command")
@@ -73,13 +74,11 @@ async def run(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any] | T
     if arguments.get("background"):
         return await _start(ctx, arguments, workdir)
     timeout_s, note = _clamped(arguments.get("timeout"), ctx)
-    if arguments.get("pty"):
-        returned = await _foreground_pty(ctx, command, workdir, timeout_s)
-    else:
-        returned = await _foreground(ctx, command, workdir, timeout_s)
+    run_command = _foreground_pty if arguments.get("pty") else _foreground
+    data, timed_out = await run_command(ctx, command, workdir, timeout_s)
     if note:
-        returned.data["timeout_note"] = note
-    return returned
+        data["timeout_note"] = note
+    return outcome_of(data, timed_out=timed_out)
 
 
 def _check_text(text: str, what: str) -> None:
@@ -95,14 +94,17 @@ def _check_text(text: str, what: str) -> None:
         ) from None
 
 
-def _clamped(asked: int | None, ctx: ToolContext) -> tuple[int, str | None]:
+def _clamped(asked: int | None, ctx: CallContext) -> tuple[int, str | None]:
     most = ctx.config.max_timeout_s
     if asked is not None and asked > most:
         return most, f"The timeout of {asked} s was lowered to {most} s. Use background=true for longer commands."
     return max(1, asked or ctx.config.default_timeout_s), None
 
 
-async def _foreground(ctx: ToolContext, command: str, workdir: str | None, timeout_s: int) -> ToolReturn:
+async def _foreground(
+    ctx: CallContext, command: str, workdir: str | None, timeout_s: int
+) -> tuple[dict[str, Any], bool]:
+    """The result, and whether the command was stopped at its timeout."""
     result = await ctx.sandbox.exec(
         command,
         timeout_s=timeout_s,
@@ -122,10 +124,10 @@ async def _foreground(ctx: ToolContext, command: str, workdir: str | None, timeo
             "omitted_chars": result.truncation.omitted_chars,
             "full_output": result.truncation.log_path,
         }
-    return ToolReturn(data, timed_out=result.timed_out)
+    return data, result.timed_out
 
 
-def _result(ctx: ToolContext, command: str, output: str, exit_code: int) -> dict[str, Any]:
+def _result(ctx: CallContext, command: str, output: str, exit_code: int) -> dict[str, Any]:
     clean = ctx.redact(strip_ansi(output))
     data: dict[str, Any] = {"output": clean, "exit_code": exit_code, "error": None}
     if exit_code:
@@ -138,8 +140,10 @@ def _add_hint(data: dict[str, Any], hint: str | None) -> None:
         data["hint"] = hint
 
 
-async def _foreground_pty(ctx: ToolContext, command: str, workdir: str | None, timeout_s: int) -> ToolReturn:
-    """A command on a pseudo-terminal, waited for; what it started is gone when the call returns."""
+async def _foreground_pty(
+    ctx: CallContext, command: str, workdir: str | None, timeout_s: int
+) -> tuple[dict[str, Any], bool]:
+    """The same on a pseudo-terminal; what the command started is gone when the call returns."""
     process = await ctx.sandbox.spawn(command, pty=True, cwd=workdir or ctx.workspace.cwd)
     exit_code: int | None = None
     try:
@@ -155,10 +159,10 @@ async def _foreground_pty(ctx: ToolContext, command: str, workdir: str | None, t
         data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
     if chunk.dropped:
         data["truncation"] = {"omitted_bytes": chunk.dropped}
-    return ToolReturn(data, timed_out=timed_out)
+    return data, timed_out
 
 
-async def _start(ctx: ToolContext, arguments: dict[str, Any], workdir: str | None) -> dict[str, Any]:
+async def _start(ctx: CallContext, arguments: dict[str, Any], workdir: str | None) -> dict[str, Any]:
     cwd = workdir or ctx.workspace.cwd
     entry = await ctx.processes.start(arguments["command"], pty=bool(arguments.get("pty")), cwd=cwd)
     data: dict[str, Any] = {
@@ -176,7 +180,7 @@ async def _start(ctx: ToolContext, arguments: dict[str, Any], workdir: str | Non
     return data
 
 
-def _notice(ctx: ToolContext, entry: Background, output: str) -> str:
+def _notice(ctx: CallContext, entry: Background, output: str) -> str:
     tail = ctx.redact(strip_ansi(output))[-_NOTICE_CHARS:]
     command = ctx.redact(entry.command)[:200]
     return (

@@ -106,13 +106,11 @@ class HttpWeb:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def search(self, query: str, limit: int) -> list[SearchHit]:
-        """Ask the search engine."""
         try:
             async with self._open().get(self._config.search_url, params={"q": query, "format": "json"}) as answer:
                 if answer.status != 200:
@@ -127,7 +125,6 @@ class HttpWeb:
         return hits[:limit]
 
     async def fetch(self, url: str) -> Page:
-        """Read one page of an allowed host."""
         try:
             return await self._follow(url)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A web of one file: BM25 over a small corpus. The same query gives the same answer on every machine, for ever."""
+"""A web of one file: BM25 over a small corpus. The same query always gives the same answer, on every machine."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ class LocalWeb:
         return _read(str(place.resolve()), place.stat().st_mtime_ns)
 
     async def search(self, query: str, limit: int) -> list[SearchHit]:
-        """Pages by BM25 score; pages without any word of the query are no hits."""
+        """Pages by BM25 score; pages without any word of the query are left out."""
         words = _words(query)
         scored = [(self._score(url, words), url) for url in self._pages]
         best = sorted((-score, url) for score, url in scored if score > 0)[:limit]
         return [self._hit(url, words) for _, url in best]
 
     async def fetch(self, url: str) -> Page:
-        """The page with this address."""
         page = self._pages.get(url) or self._pages.get(url.rstrip("/")) or self._pages.get(url.split("#")[0])
         if page is None:
             raise WebFault(f"{url} cannot be reached.")

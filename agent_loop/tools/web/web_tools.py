@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_loop.tools.tool import Tool, ToolContext, ToolFailure, load_schema
+from agent_loop.tools.tool import CallContext, Tool, ToolFailure, load_schema
 
 MAX_PAGE_CHARS = 15_000
 
@@ -17,8 +17,6 @@ class WebFault(Exception):
 
 @dataclass(frozen=True)
 class SearchHit:
-    """One search result."""
-
     url: str
     title: str
     description: str
@@ -26,8 +24,6 @@ class SearchHit:
 
 @dataclass(frozen=True)
 class Page:
-    """A page as text."""
-
     url: str
     title: str
     text: str
@@ -46,7 +42,7 @@ class WebProvider(Protocol):
         """Give back connections."""
 
 
-async def run_search(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run_search(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """web_search: `{"success", "data": {"web": [{"title", "url", "description", "position"}]}}`."""
     query = arguments["query"].strip()
     if not query:
@@ -62,7 +58,7 @@ async def run_search(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, A
     return {"success": True, "data": {"web": rows}}
 
 
-async def run_extract(ctx: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+async def run_extract(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     """web_extract: `{"results": [{"url", "title", "content", "error"}]}`, in the order asked."""
     provider = _provider(ctx)
     return {"results": list(await asyncio.gather(*(_extract(provider, url) for url in arguments["urls"])))}
@@ -85,7 +81,7 @@ def _shortened(text: str) -> str:
     return f"{text[:head]}\n\n... [{left_out:,} characters left out] ...\n\n{text[-tail:]}"
 
 
-def _provider(ctx: ToolContext) -> WebProvider:
+def _provider(ctx: CallContext) -> WebProvider:
     if ctx.web is None:
         raise ToolFailure("The web tools are not configured here.")
     return ctx.web

@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from agent_loop.local_models.standin import chatml_tokenizer
 from agent_loop.model.backends import Generation, TokenBackend, VllmBackend
 from agent_loop.model.contract import (
     Conversation,
     Message,
-    ModelCall,
     ModelServer,
     ModelTurn,
     Sampling,
@@ -37,12 +37,12 @@ from agent_loop.model.contract import (
 )
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
+from agent_loop.turn.tool_call import ToolCallRecord
 from environments.apps.cli.bench import Figure, Report
 from environments.errors import UsageError
 from tool_parsers import get_parser
 
 if TYPE_CHECKING:
-    from agent_loop.model.contract import ModelServer
     from agent_loop.records.result import AgentResult
 
 KINDS = ("stand-in", "in-process", "text")
@@ -101,12 +101,14 @@ class _FixedBackend:
         self._latency_s = latency_s
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
-        """The fixed turn."""
         await asyncio.sleep(self._latency_s)
         return Generation(list(self._ids), [-0.5] * len(self._ids), "stop")
 
+    async def context_tokens(self) -> int | None:
+        return None
+
     async def close(self) -> None:
-        """Nothing to drop."""
+        pass
 
 
 class _TextServer:
@@ -116,11 +118,9 @@ class _TextServer:
         self.latency_s = latency_s
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Conversation:
-        """A conversation that remembers nothing."""
         return _TextConversation(self.latency_s)
 
     def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int | None:
-        """No tokenizer."""
         return None
 
 
@@ -129,27 +129,23 @@ class _TextConversation:
         self._latency_s = latency_s
 
     def append(self, messages: Sequence[Message]) -> None:
-        """Nothing to keep."""
+        pass
 
     def restart(self, messages: Sequence[Message]) -> None:
-        """Nothing to keep."""
+        pass
 
     async def sample(self, sampling: Sampling) -> ModelTurn:
-        """The fixed turn."""
         await asyncio.sleep(self._latency_s)
-        made = (ModelCall("terminal", json.dumps(_ARGUMENTS)),)
+        made = (ToolCallRecord("terminal", json.dumps(_ARGUMENTS)),)
         return ModelTurn(_WORDS, made, finish_reason="tool_calls", sampled_tokens=60)
 
     def prompt_tokens(self) -> int | None:
-        """Unknown."""
         return None
 
     def segments(self) -> list[Segment]:
-        """None."""
         return []
 
     def state(self) -> dict[str, Any] | None:
-        """None."""
         return None
 
 
@@ -170,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server",
-        choices=("stand-in", "in-process", "text"),
+        choices=KINDS,
         default="stand-in",
         help="exact tokens from the stand-in over HTTP, from a backend in this process, or no tokens (stand-in)",
     )
@@ -181,13 +177,10 @@ def measure(args: argparse.Namespace) -> Report:
     """Run the bench."""
     if min(args.rollouts, args.turns, args.repeat) < 1 or args.latency < 0:
         raise UsageError("bench loop: --rollouts, --turns and --repeat must be at least 1 and --latency not negative")
-    return asyncio.run(_measure(args))
+    return own_process.run(_measure(args))
 
 
 async def _measure(args: argparse.Namespace) -> Report:
-    from environments.launch import collect_seldom
-
-    collect_seldom()
     async with bench_server(args.server, args.latency) as server:
         await _play(server, args.rollouts, 1)  # fills caches and opens the connections, which a run keeps
         times = [await _play(server, args.rollouts, args.turns) for _ in range(args.repeat)]

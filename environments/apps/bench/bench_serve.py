@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report
 from environments.apps.reference_trainer.trainer_api import request_json
 
@@ -38,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Report:
     from agent_loop.local_models.cpu_model.llama_server import free_port
-    from environments.atropos.api import run_api_command
+    from environments.apps.learn.child_process import run_api_command
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     api = subprocess.Popen(run_api_command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        lags, seconds, delivered = asyncio.run(_serve(args, url))
+        lags, seconds, delivered = own_process.run(_serve(args, url))
     finally:
         api.terminate()
         api.wait()

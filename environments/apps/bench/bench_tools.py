@@ -14,11 +14,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report, timed
 from environments.errors import UsageError
 
 if TYPE_CHECKING:
-    from agent_loop.tools import ToolRuntime
+    from agent_loop.tools import SandboxTools
     from sandbox_pool import Sandbox
 
 HELP = "latency of the tools compared with one plain command, and of calls from inside a script"
@@ -46,11 +47,11 @@ def measure(args: argparse.Namespace) -> Report:
     if args.calls < 1 or args.scripts < 1:
         raise UsageError("bench tools: --calls and --scripts must be at least 1")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-bench-") as state_dir:
-        return asyncio.run(_measure(args, state_dir))
+        return own_process.run(_measure(args, state_dir))
 
 
 async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
-    from agent_loop.tools import ToolRuntime
+    from agent_loop.tools import SandboxTools
     from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 
     options = {"level": args.level} if args.level else {}
@@ -60,7 +61,7 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
     async with (
         SlotPool.from_config(config) as pool,
         pool.lease("bench-tools", SandboxSpec()) as sandbox,
-        ToolRuntime(sandbox, ("terminal", "file", "code_execution")) as tools,
+        SandboxTools(sandbox, ("terminal", "file", "code_execution")) as tools,
     ):
         await sandbox.write_file("bench.txt", b"".join(b"line %d of the file\n" % n for n in range(200)))
         direct = await _direct(sandbox, tools, args.calls)
@@ -69,7 +70,7 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
         return Report("tools", settings, tuple(_figures(direct, scripts_s, nested_s, direct_s)))
 
 
-async def _direct(sandbox: Sandbox, tools: ToolRuntime, calls: int) -> dict[str, list[float]]:
+async def _direct(sandbox: Sandbox, tools: SandboxTools, calls: int) -> dict[str, list[float]]:
     """Seconds of each call, by tool; `exec` is the control."""
     await sandbox.write_file("patched.txt", b"value = 0\n" + b"some line\n" * 200)
     times: dict[str, list[float]] = {}
@@ -89,13 +90,13 @@ async def _direct(sandbox: Sandbox, tools: ToolRuntime, calls: int) -> dict[str,
     return {name: values[5:] for name, values in times.items()}  # the first ones warm up
 
 
-async def _call(tools: ToolRuntime, name: str, arguments: dict[str, Any]) -> None:
+async def _call(tools: SandboxTools, name: str, arguments: dict[str, Any]) -> None:
     outcome = await tools.call(name, arguments, call_id="bench")
     if outcome.error:
         raise RuntimeError(f"{name} failed: {outcome.error}")
 
 
-async def _scripts(tools: ToolRuntime, scripts: int) -> tuple[list[float], list[float], list[float]]:
+async def _scripts(tools: SandboxTools, scripts: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds of whole scripts, of nested calls as the script sees them, and of direct calls between the scripts."""
     whole: list[float] = []
     nested: list[float] = []

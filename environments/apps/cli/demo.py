@@ -24,17 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; exit code 1 when something stored is not exact."""
-    import asyncio
-
     if args.tasks < 1:
         raise UsageError("--tasks must be at least 1")
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print("starting: slots, policies, model (a few seconds)", markup=False)
+    from agent_loop import own_process
     from environments.apps.demo.demo_run import DemoPlan, run_demo
     from environments.launch import load_environment
 
     env = load_environment("demo", args.settings)
     plan = DemoPlan(env.config, env.server_configs[0], args.out, args.tasks, not args.no_model, args.seconds)
-    return asyncio.run(run_demo(plan, console))
+    return own_process.run(run_demo(plan, console))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from environments.apps.cli.learn import DEFAULT_CONFIG
-from environments.apps.cli.process import add_config, add_run_directory, launch
+from environments.apps.cli.process import LEARN_CONFIG, add_config, add_run_directory, launch
 from environments.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,14 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, required=False)
     add_run_directory(parser)
     parser.add_argument(
-        "--adapter", type=Path, metavar="FILE", help=f"LoRA adapter (GGUF); CONFIG is then {DEFAULT_CONFIG}"
+        "--adapter", type=Path, metavar="FILE", help=f"LoRA adapter (GGUF); CONFIG is then {LEARN_CONFIG}"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run to the end, or until a signal; the same command goes on from there."""
     if args.adapter is not None:
-        args.config = args.config or DEFAULT_CONFIG
+        args.config = args.config or LEARN_CONFIG
         args.settings = [*args.settings, *adapter_settings(args.config, args.adapter)]
     elif args.config is None:
         raise UsageError("name a config: `hermes-rl evaluate CONFIG`, or give --adapter FILE")

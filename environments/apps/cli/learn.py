@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 
+from environments.apps.cli.process import LEARN_CONFIG
 from environments.errors import UsageError
 
 EXAMPLE = "hermes-rl learn --minutes 20"
 TAKES_SETTINGS = True
 
-DEFAULT_CONFIG = "learn/smollm2"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pathlib import Path
 
-    parser.add_argument("--config", default=DEFAULT_CONFIG, help=f"YAML file or shipped config ({DEFAULT_CONFIG})")
+    parser.add_argument("--config", default=LEARN_CONFIG, help=f"YAML file or shipped config ({LEARN_CONFIG})")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in total (trainer.steps)")
     parser.add_argument("--minutes", type=float, metavar="M", help="end near this time (learn.minutes)")
     parser.add_argument("--control", choices=("shuffled", "shifted"), help="a negative control, which must not learn")

@@ -1,4 +1,4 @@
-"""`hermes-rl process CONFIG [--env.key value ...]`; and what `serve` and `evaluate` share with it."""
+"""`hermes-rl process CONFIG [--env.key value ...]`; and what other verbs share with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 EXAMPLE = "hermes-rl process terminal_tasks --env.total_steps 4 --env.group_size 4"
 TAKES_SETTINGS = True
+LEARN_CONFIG = "learn/smollm2"
+"""What `learn` trains, and `evaluate --adapter` then evaluates, by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

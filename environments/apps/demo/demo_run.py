@@ -24,7 +24,7 @@ from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import ModelServer
 from agent_loop.records.against import Confirmation, confirm
 from agent_loop.records.record import RolloutRecord
-from agent_loop.records.verify import Report, verify_lines
+from agent_loop.records.verify import Report, verify
 from environments.config.settings import ServerConfig
 from environments.models import ModelOpener
 from environments.runs.report.html_page import build_report
@@ -65,7 +65,7 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
         rollouts, page = await asyncio.to_thread(_store, plan.out, records)
         console.print(final_table(records))
         console.print(pool_line(pool.metrics.summary(), records))
-        report = verify_lines(rollouts.read_bytes().splitlines())
+        report = verify(rollouts.read_bytes().splitlines())
         confirmation = await _confirm(policies, records)
         for line in verdict_lines(report, confirmation, rollouts, page):
             console.print(line, markup=False)

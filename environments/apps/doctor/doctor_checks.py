@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -59,8 +60,7 @@ async def isolation() -> Finding:
 def _level_finding(info: HostInfo) -> Finding:
     level = f"{info.isolation} ({info.variant})" if info.variant else info.isolation
     lacking = f"; cannot limit {', '.join(info.missing)}" if info.missing else ""
-    helper = "" if info.helper == "compiled" else f"; helper: {info.helper}"
-    detail = f"{level}: {info.isolation_reason}{lacking}{helper}"
+    detail = f"{level}: {info.isolation_reason}{lacking}"
     if not info.rejected:
         return Finding("isolation", "limited" if info.missing else "ok", detail)
     better, why = info.rejected[0]
@@ -75,13 +75,16 @@ async def python() -> Finding:
 
 
 async def compiler() -> Finding:
-    """A C compiler builds the slot server's helper."""
-    for name in ("cc", "gcc", "clang"):
-        if path := shutil.which(name):
-            return Finding("compiler", "ok", path)
-    return Finding(
-        "compiler", "limited", "no C compiler: slots are made from Python, slower", "apt-get install gcc libc6-dev"
-    )
+    """Where no wheel brought the slot server's helper, a C compiler has to build it."""
+    from sandbox_pool.server.build.helper_build import WHAT_TO_INSTALL, compilers, find_helper
+
+    machine = platform.machine()
+    if helper := find_helper(machine):
+        return Finding("compiler", "ok", f"not needed: the slot helper is there, {helper}")
+    if commands := compilers(machine):
+        return Finding("compiler", "ok", shlex.join(commands[0]))
+    detail = f"none, and it has to build the slot helper for {machine}"
+    return Finding("compiler", "broken", detail, WHAT_TO_INSTALL)
 
 
 async def cgroups() -> Finding:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent_loop.local_models import parent_death
+from agent_loop import own_process
 
 KILL_AFTER_S = 10.0
 LAST_LINE_CHARS = 300
@@ -42,9 +42,10 @@ class Child:
 
     async def __aenter__(self) -> Self:
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-P", str(Path(own_process.__file__)), str(os.getpid()), *self._command]
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", str(Path(parent_death.__file__)), str(os.getpid()), *self._command),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if self._on_line else log,
                 stderr=log,
@@ -96,3 +97,8 @@ class Child:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             on_line(line)
+
+
+def run_api_command(port: int) -> list[str]:
+    """Starts the `run-api` that is installed with this interpreter."""
+    return [str(Path(sys.executable).with_name("run-api")), "--host", "127.0.0.1", "--port", str(port)]

@@ -1,4 +1,4 @@
-"""Evaluation of a run: always the same held-out tasks, sampled from the front under `/eval`."""
+"""Evaluation of a run: held-out tasks, always the same ones, sampled at the model's `/eval` address."""
 
 from __future__ import annotations
 

@@ -17,15 +17,16 @@ from typing import Any
 
 import orjson
 
-from agent_loop.local_models.cpu_model import SwappableModel
+from agent_loop import own_process
+from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
-from environments.apps.learn.child_process import Child
+from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
 from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
-from environments.atropos.api import run_api_command, until_up
+from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
 from environments.runs.store import write_whole
 
@@ -73,7 +74,7 @@ class LearnRun:
     def __init__(self, plan: LearnPlan, display: Display) -> None:
         self._plan, self._display = plan, display
         self._folder = RunFolder(plan.out, resume=plan.resume, fresh=plan.fresh)
-        self._front: SwappableModel | None = None
+        self._front: UpdatableModel | None = None
         self._evaluator: Evaluator | None = None
         self._trainer: Child | None = None
         self._clock = Clock(plan.config.learn.minutes)
@@ -118,7 +119,7 @@ class LearnRun:
         async with AsyncExitStack() as stack:
             self._display.say("starting llama.cpp and the slots")
             front = self._front = await stack.enter_async_context(
-                SwappableModel(**plan.model_options, held=True, before_open=self._before_open)
+                UpdatableModel(**plan.model_options, paused=True, before_open=self._before_open)
             )
             evaluation_server = plan.server(f"{front.url}/eval", front.model.path)
             self._evaluator = await stack.enter_async_context(open_evaluator(plan.kind, plan.config, evaluation_server))
@@ -129,7 +130,7 @@ class LearnRun:
             await self._watch(front, *await self._start_children(stack, front, resumed))
 
     async def _start_children(
-        self, stack: AsyncExitStack, front: SwappableModel, resumed: bool
+        self, stack: AsyncExitStack, front: UpdatableModel, resumed: bool
     ) -> tuple[Child, Child, Child]:
         plan, folder = self._plan, self._folder
         port = free_port()
@@ -152,10 +153,10 @@ class LearnRun:
         serve = await stack.enter_async_context(Child("environment", command, folder.log("serve"), signals=signals))
         return api, trainer, serve
 
-    async def _watch(self, front: SwappableModel, api: Child, trainer: Child, serve: Child) -> None:
+    async def _watch(self, front: UpdatableModel, api: Child, trainer: Child, serve: Child) -> None:
         """Return when the trainer is done; LearnFailed as soon as a process fails."""
         assert self._fault is not None
-        model_lost = asyncio.create_task(front.lost())
+        model_lost = asyncio.create_task(front.ended())
         ends = {asyncio.create_task(child.ended()): child for child in (trainer, serve, api)}
         others: set[asyncio.Future[Any]] = {model_lost, self._fault}
         try:
@@ -298,4 +299,4 @@ def learn(plan: LearnPlan, display: Display) -> int:
     """Run it; the exit code."""
     # The display and metrics.jsonl say what happens: no log lines between them.
     logging.getLogger("environments").setLevel(logging.ERROR)
-    return asyncio.run(LearnRun(plan, display).run())
+    return own_process.run(LearnRun(plan, display).run())

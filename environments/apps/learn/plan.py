@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_loop.local_models.cpu_model.llama_server import CONTEXT_TOKENS
 from agent_loop.model.backends.backend import GROUP
 from environments.apps.reference_trainer.trainer_settings import TrainerJob, TrainerSettings
 from environments.base import HermesAgentBaseEnv
@@ -19,6 +20,7 @@ from environments.config.loader import masked
 from environments.config.settings import RunConfig, ServerConfig
 from environments.errors import UsageError
 from environments.launch import load_run
+from environments.rollouts.planning import longest_sequence
 
 NEEDED = ("xllamacpp", "gguf", "jax")
 REFERENCE_TRAINER = (sys.executable, "-P", "-m", "environments.apps.reference_trainer")
@@ -110,6 +112,7 @@ class LearnPlan:
         }
 
     def trainer_job(self, api_url: str, model_url: str, model: Path, run_dir: Path, resume: bool) -> TrainerJob:
+        context = self.model_options.get("context_tokens", CONTEXT_TOKENS)
         return TrainerJob(
             **self.config.trainer.model_dump(),
             run_api_url=api_url,
@@ -118,7 +121,7 @@ class LearnPlan:
             run_dir=run_dir,
             resume=resume,
             group_size=self.config.env.group_size,
-            max_token_len=self.config.env.max_token_length + 1,
+            max_token_len=longest_sequence(self.config.env, model_context=context) + 1,
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agent_loop.local_models.cpu_model.weights import cache_dir
-from agent_loop.local_models.parent_death import die_with
+from agent_loop.own_process import end_with_parent
 from environments.apps.reference_trainer.trainer import StopRequest
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
 
@@ -49,7 +49,7 @@ def keep_compiled(folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    die_with(os.getppid())
+    end_with_parent(os.getppid())
     stop = StopRequest()
     stop.on_signals()
     try:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
 from environments.apps.reference_trainer.trainer_settings import Control
-from environments.atropos.groups import MASKED, MASKED_LOGPROB
 
 
 def group_advantages(scores: Sequence[float], rollouts: Sequence[Hashable], std_floor: float) -> list[float]:
@@ -135,6 +135,6 @@ def shifted(row: TrainingRow) -> TrainingRow:
     return replace(
         row,
         labels=np.concatenate([[MASKED], row.labels[:-1]]).astype(np.int32),
-        logprobs=np.concatenate([[MASKED_LOGPROB], row.logprobs[:-1]]).astype(np.float32),
+        logprobs=np.concatenate([[NO_LOGPROB], row.logprobs[:-1]]).astype(np.float32),
         advantages=np.concatenate([[0], row.advantages[:-1]]).astype(np.float32),
     )

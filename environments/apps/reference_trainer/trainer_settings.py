@@ -51,7 +51,7 @@ class TrainerJob(TrainerSettings):
 
     run_api_url: str
     model_url: str | None = None
-    """The front that serves the model, told of new weights at `/control/...`; None: adapters are only written."""
+    """The server whose weights are updated (`/control/...`); None: adapters are only written."""
     model: Path
     """The GGUF that samples: the trainer starts from exactly these weights."""
     run_dir: Path

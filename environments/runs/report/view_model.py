@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from agent_loop.model.tokens.ledger import MASKED
 from agent_loop.records.record import RolloutRecord
 from environments.runs.summary import FULL_SCORE, TIME_PARTS, classify
 
-MASKED = -100
 PREVIEW_CHARS = 140
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 

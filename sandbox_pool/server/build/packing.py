@@ -1,47 +1,62 @@
-"""Packs the server with its compiled helper into one file: a zip application that Python 3.9 and later can run."""
+"""Packs the server with its compiled helpers into one file: a zip application that Python 3.9 and later can run."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
+import platform
 import tempfile
 import zipfile
 from pathlib import Path
 
-from .helper_build import SOURCES, cache_dir, helper_binary
+from sandbox_pool.errors import HostStartFailed
+
+from .helper_build import MACHINES, SOURCES, HelperMissing, cache_dir, find_helper, get_helper
 
 PACKAGE = "hermes_slot_server"
-HELPER_NAME = "slot-helper"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = f"from {PACKAGE}.main import main\n\nmain()\n"
 
 
-def build(compiled: bool) -> bytes:
-    """The packed server; the same sources give the same bytes."""
-    helper = helper_binary() if compiled else None
+def pack(*, any_machine: bool = False) -> bytes:
+    """The whole server as one file that a provider copies somewhere and starts. The same sources give the same bytes.
+
+    It carries the helper for this kind of machine. For hosts that may be another kind, `any_machine` adds the helpers
+    that are there already: building one takes most of a minute, too long for the start of a host.
+    """
+    helpers = _helpers(any_machine)
     package = SOURCES.parent
     paths = [path for path in sorted(package.rglob("*.py")) if path.parent.name != "build"]
     modules = {str(path.relative_to(package)): path.read_bytes() for path in paths}
-    binary = helper.read_bytes() if helper else b""
-    digest = hashlib.sha256(repr(sorted(modules.items())).encode() + binary).hexdigest()[:16]
+    content = {**modules, **{f"slot-helper-{machine}": path.read_bytes() for machine, path in helpers.items()}}
+    digest = hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:16]
     cached = cache_dir() / f"slot-server-{digest}.pyz"
     if cached.exists():
         return cached.read_bytes()
-    data = _pack(modules, binary)
+    data = _zip(content)
     _store(cached, data)
     return data
 
 
-def _pack(modules: dict[str, bytes], binary: bytes) -> bytes:
+def _helpers(any_machine: bool) -> dict[str, Path]:
+    there = {machine: find_helper(machine) for machine in MACHINES} if any_machine else {}
+    helpers = {machine: path for machine, path in there.items() if path is not None}
+    try:
+        helpers[platform.machine()] = get_helper(platform.machine())
+    except HelperMissing as error:
+        if not helpers:
+            raise HostStartFailed(str(error)) from error
+    return helpers
+
+
+def _zip(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     buffer.write(b"#!/usr/bin/env python3\n")
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         _add(archive, "__main__.py", _MAIN.encode())
-        for name, source in modules.items():
-            _add(archive, f"{PACKAGE}/{name}", source)
-        if binary:
-            _add(archive, f"{PACKAGE}/{HELPER_NAME}", binary)
+        for name, data in sorted(content.items()):
+            _add(archive, f"{PACKAGE}/{name}", data)
     return buffer.getvalue()
 
 
@@ -50,7 +65,7 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Best effort: a cache that can not be written only costs time."""
+    """Best effort: a cache that cannot be written only costs time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as draft:

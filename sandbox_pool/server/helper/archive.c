@@ -80,7 +80,7 @@ static int pack_link(int out, int parent, const char *name, const char *path, co
     return error ? error : write_all(out, target, (size_t)n) ? 0 : EPIPE;
 }
 
-/* What vanished, can not be opened or is neither file, directory nor link is left out. */
+/* What vanished, cannot be opened or is neither file, directory nor link is left out. */
 static int pack_entry(int out, int parent, const char *name, const char *path, bool layer) {
     struct stat info;
     if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)) return 0;

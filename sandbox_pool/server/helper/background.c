@@ -27,7 +27,6 @@ void background_send_log(const struct job *job, const struct message *request) {
     writer_number(&writer, "id", message_number(request, "id", 0));
     writer_number(&writer, "offset", (long long)from);
     writer_number(&writer, "dropped", asked < from ? (long long)(from - asked) : 0);
-    writer_number(&writer, "total", (long long)ring.total);
     writer_raw_begin(&writer);
     for (uint64_t done = 0; done < size;) {
         size_t at = (size_t)((from + done) % ring.capacity);

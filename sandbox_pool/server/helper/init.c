@@ -30,7 +30,6 @@ static void report_ready(int control, size_t upper_entries, int mounts) {
     writer_number(&writer, "processes", slot.namespaces ? count_processes() : 1);
     writer_number(&writer, "upper_entries", (long long)upper_entries);
     writer_number(&writer, "mounts", mounts);
-    writer_number(&writer, "landlock_abi", landlock_abi());
     writer_send(&writer, control, NULL, 0);
 }
 
@@ -103,9 +102,6 @@ static void handle(int control, struct message *request) {
         writer_begin(&writer, "killed");
         writer_number(&writer, "count", killed);
         writer_send(&writer, control, NULL, 0);
-    } else if (!strcmp(op, "stop")) {
-        kill_all();
-        _exit(0);
     }
 }
 

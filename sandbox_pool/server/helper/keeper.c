@@ -19,7 +19,6 @@
 #include <termios.h>
 #include <unistd.h>
 
-
 static struct job job;
 static struct capture out, err;
 static char *initial_state;
@@ -27,8 +26,7 @@ static size_t initial_state_size;
 static long long started_us, deadline_us, alive_every_us, next_alive_us;
 static bool background, running, finished, timed_out, killed, detached;
 
-static void keep(int fd, struct capture *capture, const char *data, size_t size) {
-    (void)fd;
+static void keep(struct capture *capture, const char *data, size_t size) {
     if (background) background_log(data, size);
     else if (!finished) capture_add(capture, data, size);
 }
@@ -45,7 +43,7 @@ static bool drain(int *fd, struct capture *capture, size_t limit) {
             *fd = -1;
             return false;
         }
-        keep(*fd, capture, buffer, (size_t)n);
+        keep(capture, buffer, (size_t)n);
         limit -= (size_t)n;
     }
     return true;
@@ -186,14 +184,14 @@ static void handle(const struct message *request) {
     }
 }
 
-/* The server let go. Before the end that means: nobody wants this command any more. */
+/* The server closed its end. Before the command has ended that means that it is no longer wanted. */
 static void server_gone(void) {
     detached = true;
     if (!finished) kill_tree();
     if (background) _exit(0);
 }
 
-static void hear_server(void) {
+static void receive_request(void) {
     struct message request;
     if (message_receive(job.sock, &request)) {
         handle(&request);
@@ -243,7 +241,7 @@ static void loop(int signals) {
                                   {job.err, POLLIN, 0},
                                   {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0}};
         if (poll(polled, 5, poll_timeout()) < 0 && errno != EINTR) _exit(1);
-        if (polled[0].revents || run_is_waiting()) hear_server();
+        if (polled[0].revents || run_is_waiting()) receive_request();
         if (polled[2].revents & (POLLIN | POLLHUP | POLLERR)) drain(&job.out, &out, 1 << 20);
         if (polled[3].revents) drain(&job.err, &err, 1 << 20);
         if (polled[4].revents || polled[2].revents & POLLOUT) background_send_input(&job);

@@ -24,7 +24,7 @@ struct ruleset {
     uint64_t handled_files, handled_network, scoped;
 };
 
-int landlock_abi(void) {
+static int landlock_abi(void) {
     long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, CREATE_RULESET_VERSION);
     return abi < 0 ? 0 : (int)abi;
 }
@@ -38,7 +38,7 @@ static bool allow(int ruleset, const char *path, uint64_t access) {
     rule.parent_fd = open(path, O_PATH | O_CLOEXEC);
     if (rule.parent_fd < 0) return errno == ENOENT;
     struct stat info;
-    /* Rights on directories can not be granted on a file. */
+    /* Rights on directories cannot be granted on a file. */
     if (fstat(rule.parent_fd, &info) == 0 && !S_ISDIR(info.st_mode))
         rule.allowed_access &= 1 | 2 | 4 | TRUNCATE | IOCTL_DEV;
     bool added = syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0) == 0;
@@ -63,7 +63,7 @@ const char *restrict_with_landlock(void) {
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
         added = added && allow(ruleset, devices[i], (2 | 4 | TRUNCATE | IOCTL_DEV | 8) & all);
     /* Semaphores and shared memory have no other place. Only for slots with users of their own: others would share them.
-     * The directory can not be listed, and what a slot leaves is removed at its end. */
+     * The directory cannot be listed, and what a slot leaves is removed at its end. */
     if (slot.run_uid > 0) added = added && allow(ruleset, "/dev/shm", SHARED_MEMORY & all);
     if (!added) return "add a Landlock rule";
     if (syscall(SYS_landlock_restrict_self, ruleset, 0)) return "enforce Landlock";

@@ -47,7 +47,7 @@ static const char *set_limits(void) {
     return NULL;
 }
 
-/* One Landlock domain for the whole slot, because commands in domains of their own can not signal each other. Only where
+/* One Landlock domain for the whole slot, because commands in domains of their own cannot signal each other. Only where
  * commands have a user of their own: else the domain is what keeps them from signalling their init. */
 static const char *enter_landlock(void) {
     if (!slot.landlock || slot.run_uid <= 0) return NULL;

@@ -21,7 +21,7 @@
 #define CLONE_NEWTIME 0x80
 #endif
 
-/* CLONE_NEWTIME shares its bit with clone's exit signal, so clone() can not ask for it and unshare is refused anyway. */
+/* CLONE_NEWTIME shares its bit with clone's exit signal, so clone() cannot ask for it and unshare is refused anyway. */
 #define NAMESPACE_FLAGS (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 
 static const int denied[] = {
@@ -29,7 +29,7 @@ static const int denied[] = {
     428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */,
     433 /* fspick */, 442 /* mount_setattr */, 467 /* open_tree_attr */,
     SYS_keyctl, SYS_add_key, SYS_request_key, SYS_bpf, SYS_userfaultfd, SYS_perf_event_open,
-    425 /* io_uring_setup */, 426, 427, SYS_kexec_load, 320 /* kexec_file_load */, SYS_reboot, SYS_acct,
+    425 /* io_uring_setup */, 426, 427, SYS_kexec_load, SYS_kexec_file_load, SYS_reboot, SYS_acct,
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_open_by_handle_at, SYS_name_to_handle_at,
     SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_syslog, SYS_quotactl,
     SYS_lookup_dcookie, SYS_nfsservctl, SYS_vhangup, SYS_sethostname, SYS_setdomainname, SYS_move_pages,

@@ -45,7 +45,7 @@ static const char *open_pty(struct job *job, struct ends *shell, const struct me
     return NULL;
 }
 
-/* stdin given in advance is a file: it needs nobody to feed it, and the command can not block on us. */
+/* stdin given in advance is a file: it needs nobody to feed it, and the command cannot block on us. */
 static int stdin_file(const struct message *request, size_t state_size) {
     int fd = memory_file("stdin");
     if (fd < 0 || !write_all(fd, request->raw + state_size, request->raw_size - state_size)) return -1;

@@ -91,7 +91,6 @@ const char *drop_init_privileges(void);
 const char *become_command(void);
 const char *install_seccomp(bool allow_inet);
 const char *restrict_with_landlock(void);
-int landlock_abi(void);
 
 /* init.c */
 void init_main(int control);
@@ -150,6 +149,6 @@ void worker_main(int sock, const struct message *request);
 int pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
 extern const char *archive_opaque;
-extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 is nobody */
+extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 keeps those */
 
 #endif

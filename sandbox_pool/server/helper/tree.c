@@ -77,7 +77,7 @@ static int signal_below(pid_t ancestor, int signal_number) {
     return reached;
 }
 
-/* A stopped process can not fork: once two passes reach the same number, nothing new appears, and all can be killed. */
+/* A stopped process cannot fork: once two passes reach the same number, nothing new appears, and all can be killed. */
 int kill_descendants(pid_t ancestor) {
     int before = -1, reached = signal_below(ancestor, SIGSTOP);
     for (int pass = 0; reached != before && pass < 100; pass++) {

@@ -87,7 +87,7 @@ size_t count_entries(int directory_fd) {
 char *command_line;
 size_t command_line_size;
 
-/* For process lists: what runs in a slot is none of the host's paths. */
+/* For process lists: a slot must not see the host's paths. */
 void set_process_name(const char *name) {
     prctl(PR_SET_NAME, name, 0, 0, 0);
     memset(command_line, 0, command_line_size);

@@ -70,7 +70,7 @@ static int join_cgroups(pid_t pid) {
     return 0;
 }
 
-/* Read-only layers shown with the slot's own user ids: root's files are root's inside, and nobody's right outside. */
+/* Read-only layers shown with the slot's own user ids: root's files are root's inside, and give no right outside. */
 static int clone_layers(pid_t pid, int *fds, int *n_fds) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
@@ -182,7 +182,7 @@ static void handle(int control, struct message *request) {
     const char *op = message_op(request);
     if (!strcmp(op, "create")) create_slot(control, request);
     else if (!strcmp(op, "kill")) {
-        /* Only a child that was not reaped yet can be meant: its number can not have been given to another. */
+        /* Only a child that was not reaped yet can be meant: its number cannot have been given to another. */
         pid_t pid = (pid_t)message_number(request, "pid", 0);
         if (pid > 1 && waitid(P_PID, (id_t)pid, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0) kill(pid, SIGKILL);
     } else if (!strcmp(op, "file")) start_worker(control, request);

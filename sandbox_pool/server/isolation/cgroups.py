@@ -1,4 +1,4 @@
-"""Limits by cgroup, version 1 or 2. What can not be limited here is reported as missing, never silently skipped."""
+"""Limits by cgroup, version 1 or 2. What cannot be limited here is reported as missing, never silently skipped."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _remove_group(path: str) -> bool:
         for group in groups:
             with contextlib.suppress(OSError), open(os.path.join(group, "cgroup.procs")) as file:
                 for pid in [int(line) for line in file]:
-                    if pid > 1:  # 0 stands for a process this PID namespace can not name
+                    if pid > 1:  # 0 stands for a process this PID namespace cannot name
                         with contextlib.suppress(OSError):
                             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):

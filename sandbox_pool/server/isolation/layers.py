@@ -25,7 +25,7 @@ def _private_tmpfs(path: str) -> bool:
     return bool(libc.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID_NODEV, b"mode=711") == 0)
 
 
-def fallback_path(scratch: str) -> str:
+def shared_memory_path(scratch: str) -> str:
     """Where layers go for users who may not mount."""
     digest = hashlib.sha1(os.path.realpath(scratch).encode()).hexdigest()[:12]
     return os.path.join(SHARED_MEMORY, f"hermes_{digest}")
@@ -37,7 +37,7 @@ def make_layers_dir(scratch: str) -> str:
     os.makedirs(path, mode=0o711, exist_ok=True)
     if os.stat(path).st_dev != os.stat("/").st_dev or (os.geteuid() == 0 and _private_tmpfs(path)):
         return path
-    other = fallback_path(scratch)
+    other = shared_memory_path(scratch)
     with contextlib.suppress(OSError):
         os.makedirs(other, mode=0o700, exist_ok=True)
         if os.stat(other).st_dev != os.stat("/").st_dev:
@@ -51,4 +51,4 @@ def remove_layers_dir(scratch: str) -> None:
     if os.path.ismount(path):
         ctypes.CDLL(None).umount2(path.encode(), MNT_DETACH)
     shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(fallback_path(scratch), ignore_errors=True)
+    shutil.rmtree(shared_memory_path(scratch), ignore_errors=True)

@@ -74,7 +74,7 @@ class Place:
     layers: str
     """Directory for overlay layers."""
     mask: str
-    """Layer that hides what of the host's root is nobody's business."""
+    """Layer that hides what tasks must not see of the host's root."""
     opaque: frozenset[str]
     """Attributes by which the mask could mark its directories."""
     uid_base: int

@@ -1,7 +1,7 @@
-"""The layer over the host's own root that hides everything a task has no business with.
+"""The layer over the host's own root that hides what tasks must not see.
 
 When a spec names no image, the slot's root is the host's, read-only below its own layer. Programs and libraries stay
-visible; home directories, scratch space, logs, sockets and files that ordinary users of the host can not read do not.
+visible; home directories, scratch space, logs, sockets and files that ordinary users of the host cannot read do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 
 
 def build_mask(target: str, root: str = "/") -> frozenset[str]:
-    """Make the layer anew at `target`; returns the attributes that mark a directory as hiding the one below."""
+    """Make the layer at `target`; returns the attributes that mark a directory as hiding the one below."""
     shutil.rmtree(target, ignore_errors=True)
     os.makedirs(target, 0o755)
     os.chmod(target, 0o755)

@@ -10,9 +10,8 @@ from ..faults import SlotError
 from ..slots.file_worker import Worker
 from ..slots.instance import Instance
 from ..slots.slots import Slot
-from .peer import Request
+from .peer import Reply, Request
 
-Reply = tuple[dict[str, Any], bytes]
 INLINE_BYTES = 32 << 10
 """Content up to this size goes to the slot in one message with its request, without waiting for the slot to ask."""
 KINDS = {"f": "file", "d": "dir", "l": "symlink", "o": "other"}

@@ -13,6 +13,8 @@ from .wire import Header
 if TYPE_CHECKING:
     from .service import Service
 
+Reply = tuple[dict[str, Any], bytes]
+"""Header fields and body of an answer."""
 HELLO_TIMEOUT_S = 10.0
 
 
@@ -38,7 +40,7 @@ class Request:
         return self._chunks
 
     def push(self, event: str, body: bytes = b"", **values: Any) -> None:
-        """Something the client did not ask for but waits for."""
+        """Send an event of this request."""
         self._connection.send({"i": self.id, "ev": event, **values}, body)
 
     async def push_data(self, data: bytes) -> None:
@@ -70,7 +72,6 @@ class Connection(asyncio.Protocol):
         self.authenticated = False
         self._decoder = wire.Decoder(wire.MAX_HELLO)
         self.requests: dict[int, Request] = {}
-        self.on_close: set[Any] = set()
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Frames in; what is no frame ends the connection."""
+        """Anything but a frame ends the connection."""
         try:
             for header, body in self._decoder.feed(data):
                 if self.authenticated:
@@ -130,7 +131,7 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self, request: Request, body: bytes) -> None:
         try:
-            reply, data = await self.service.handle(self, request, body)
+            reply, data = await self.service.handle(request, body)
             self.send({"i": request.id, **reply}, data)
         except SlotError as error:
             self.send({"i": request.id, "err": error.to_wire()})
@@ -158,7 +159,5 @@ class Connection(asyncio.Protocol):
             self._deadline.cancel()
         for request in self.requests.values():
             request.chunks.put_nowait(None)
-        for callback in list(self.on_close):
-            callback()
         if self.authenticated:
             self.service.disconnected(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from ..faults import SlotError
 from ..slots import shell
@@ -13,9 +12,8 @@ from ..slots.channel import Message
 from ..slots.instance import Instance, check_env
 from ..slots.jobs import Job, exit_code
 from ..slots.slots import Slot
-from .peer import Request
+from .peer import Reply, Request
 
-Reply = tuple[dict[str, Any], bytes]
 MAX_PROCESSES = 256
 _numbers = itertools.count(1)
 

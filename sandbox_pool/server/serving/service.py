@@ -17,16 +17,12 @@ from ..slots.instance import Instance
 from ..slots.jobs import Job
 from ..slots.layer_snapshots import SnapshotStore
 from ..slots.slots import Slot, Slots
-from . import file_requests as filehandlers
-from . import process_requests as processes
-from . import wire
-from .peer import Connection, Request
+from . import file_requests, process_requests, wire
+from .peer import Connection, Reply, Request
 from .slot_bridge import open_bridge
 
 SERVER_VERSION = "0.1.0"
 
-
-Reply = tuple[dict[str, Any], bytes]
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
 KEEPER_GRACE_S = 3.0
 """A keeper that has not ended its command so long after it should have is killed with it."""
@@ -39,7 +35,14 @@ class Service:
     """The operations, and who is connected."""
 
     def __init__(
-        self, token: str, slots: Slots, snapshots: SnapshotStore, facts: Mapping[str, Any], scratch: str
+        self,
+        token: str,
+        slots: Slots,
+        snapshots: SnapshotStore,
+        *,
+        facts: Mapping[str, Any],
+        scratch: str,
+        own_image: str | None,
     ) -> None:
         self.token = token
         self.slots = slots
@@ -50,9 +53,9 @@ class Service:
         self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
-        self.own_image: str | None = None
+        self._own_image = own_image
         """The container image this server runs in: a spec that names it asks for the root that is there already."""
-        self._host_ops: dict[str, Callable[[Connection, Request, bytes], Awaitable[Reply]]] = {
+        self._host_ops: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
             "lease": self._lease,
@@ -67,8 +70,8 @@ class Service:
             "stop_processes": _stop_processes,
             "snapshot": self._snapshot,
             "serve": open_bridge,
-            **filehandlers.HANDLERS,
-            **processes.HANDLERS,
+            **file_requests.HANDLERS,
+            **process_requests.HANDLERS,
         }
 
     def info(self) -> dict[str, Any]:
@@ -95,12 +98,12 @@ class Service:
         """To the server's own log."""
         traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
 
-    async def handle(self, connection: Connection, request: Request, body: bytes) -> Reply:
+    async def handle(self, request: Request, body: bytes) -> Reply:
         """Dispatch one request."""
         op = str(request.header.get("op"))
         host_op = self._host_ops.get(op)
         if host_op is not None:
-            return await host_op(connection, request, body)
+            return await host_op(request)
         slot_op = self._slot_ops.get(op)
         if slot_op is None:
             raise SlotError("protocol", f"unknown operation {op!r}")
@@ -113,7 +116,7 @@ class Service:
             return await slot_op(slot, instance, request, body)
         return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
 
-    async def _health(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
+    async def _health(self, _request: Request) -> Reply:
         usage = shutil.disk_usage(self._scratch)
         states: dict[str, int] = {}
         for slot in self.slots.all:
@@ -125,16 +128,16 @@ class Service:
             "uptime_s": time.monotonic() - self._started,
         }, b""
 
-    async def _slots(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
+    async def _slots(self, _request: Request) -> Reply:
         return {"slots": [slot.report() for slot in self.slots.all]}, b""
 
-    async def _lease(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+    async def _lease(self, request: Request) -> Reply:
         header = request.header
         layers: Sequence[str] = ()
         if header.get("snapshot"):
             layers = self.snapshots.layers(str(header["snapshot"]))
         spec = dict(header["spec"])
-        if self.own_image is not None and spec.get("image") == self.own_image:
+        if self._own_image is not None and spec.get("image") == self._own_image:
             spec["image"] = None
         lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
@@ -151,29 +154,29 @@ class Service:
             await self.slots.release(slot.index, slot.epoch)
             raise
 
-    async def _release(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+    async def _release(self, request: Request) -> Reply:
         header = request.header
         report = self.slots.release(int(header["slot"]), int(header["epoch"]))
         result = await asyncio.shield(asyncio.ensure_future(report))
         self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
         return result, b""
 
-    async def _shutdown(self, _connection: Connection, _request: Request, _body: bytes) -> Reply:
+    async def _shutdown(self, _request: Request) -> Reply:
         self.stopping.set()
         return {}, b""
 
     async def _snapshot(self, slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
         return {"snapshot": await self.snapshots.take(slot, instance)}, b""
 
-    async def _drop_snapshot(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+    async def _drop_snapshot(self, request: Request) -> Reply:
         self.snapshots.drop(str(request.header["snapshot"]), {path for slot in self.slots.all for path in slot.layers})
         return {}, b""
 
-    async def _export_snapshot(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+    async def _export_snapshot(self, request: Request) -> Reply:
         await self.snapshots.export(str(request.header["snapshot"]), request.push_data)
         return {}, b""
 
-    async def _import_snapshot(self, _connection: Connection, request: Request, _body: bytes) -> Reply:
+    async def _import_snapshot(self, request: Request) -> Reply:
         return {"snapshot": await self.snapshots.import_(request.next_chunk)}, b""
 
 
@@ -190,7 +193,7 @@ async def _once(slot: Slot, identity: str, run: Callable[[], Awaitable[Reply]]) 
         reply = await run()
     except asyncio.CancelledError:
         outcome.set_exception(SlotError("cancelled", "this request was cancelled"))
-        outcome.exception()  # recorded for whoever asks again; nobody may
+        outcome.exception()  # marked as seen: perhaps the same request never comes again
         raise
     except Exception as error:
         outcome.set_exception(error)

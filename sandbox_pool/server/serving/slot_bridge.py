@@ -13,7 +13,7 @@ from ..faults import SlotError
 from ..slots.instance import Instance
 from ..slots.slots import Slot
 from .file_requests import open_worker
-from .peer import Request
+from .peer import Reply, Request
 
 MAX_LINE = 16 << 20
 _FRAME = struct.Struct("!QQ")
@@ -97,10 +97,10 @@ class Bridge:
             task.cancel()
 
 
-async def open_bridge(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> tuple[dict[str, Any], bytes]:
+async def open_bridge(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
     """Serve until the client ends its stream, the lease ends, or the client goes away."""
     with open_worker(instance, request, "listen") as worker:
-        fd: int | None = (await worker.receive_fd())[1]
+        fd = await worker.receive_fd()
         await worker.status()
     if fd is None:
         raise SlotError("lost", "the slot gave no socket")

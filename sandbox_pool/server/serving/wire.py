@@ -23,7 +23,7 @@ WINDOW = 8
 """Data frames a sender may have unacknowledged, so that one slow stream never fills memory or blocks the others."""
 MAX_FRAME = 64 << 20
 MAX_HELLO = 16 << 10
-"""A peer that has not shown its token yet can not make the server hold more than this."""
+"""A peer that has not shown its token yet cannot make the server hold more than this."""
 
 Header = dict[str, Any]
 _LENGTHS = struct.Struct("!II")

@@ -18,15 +18,14 @@ Fields = Sequence[tuple[str, Value]]
 
 
 class Message:
-    """One received message: operation, fields, raw bytes, descriptors (owned by the receiver)."""
+    """One received message: operation, fields, raw bytes."""
 
-    __slots__ = ("fds", "fields", "op", "raw")
+    __slots__ = ("fields", "op", "raw")
 
-    def __init__(self, op: str, fields: dict[str, str], raw: bytes, fds: list[int]) -> None:
+    def __init__(self, op: str, fields: dict[str, str], raw: bytes) -> None:
         self.op = op
         self.fields = fields
         self.raw = raw
-        self.fds = fds
 
     def number(self, key: str, otherwise: int = 0) -> int:
         """An integer field."""
@@ -35,7 +34,7 @@ class Message:
 
 
 def encode_fields(fields: Fields) -> bytes:
-    """`NUL key=value` for each field. Values can not hold NUL."""
+    """`NUL key=value` for each field. Values cannot hold NUL."""
     parts = []
     for key, value in fields:
         data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
@@ -52,12 +51,12 @@ def encode_message(op: str, fields: Fields | bytes = (), raw: bytes = b"") -> by
     return struct.pack("<I", len(payload)) + payload
 
 
-def decode_message(data: bytes, fds: list[int]) -> Message:
+def decode_message(data: bytes) -> Message:
     """The inverse of `encode_message` for what the helper sends."""
     head, _, raw = data.partition(b"\0\0")
     op, *fields = head.rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
     pairs = dict(field.partition("=")[::2] for field in fields)
-    return Message(op, pairs, raw, fds)
+    return Message(op, pairs, raw)
 
 
 class Channel:
@@ -74,7 +73,6 @@ class Channel:
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._partial: bytearray | None = None
         self._expected = 0
-        self._fds: list[int] = []
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._readable)
@@ -120,16 +118,12 @@ class Channel:
     def _readable(self) -> None:
         while not self.closed:
             try:
-                data, control, _, _ = self._sock.recvmsg(PACKET, 1024, socket.MSG_CMSG_CLOEXEC)
+                # Not recvmsg: descriptors that a slot's process might attach are dropped by the kernel.
+                data = self._sock.recv(PACKET)
             except BlockingIOError:
                 return
             except OSError:
-                data, control = b"", []
-            for level, kind, payload in control:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    received = array.array("i")
-                    received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                    self._fds.extend(received)
+                data = b""
             if not data:
                 self._lost()
                 return
@@ -141,16 +135,14 @@ class Channel:
         if self._partial is None:
             self._expected = int.from_bytes(data[:4], "little")
             if len(data) - 4 == self._expected:  # the common case: one packet, one message
-                fds, self._fds = self._fds, []
-                self._on_message(decode_message(data[4:], fds))
+                self._on_message(decode_message(data[4:]))
                 return
             self._partial = bytearray(data[4:])
         else:
             self._partial += data
         if len(self._partial) >= self._expected:
             message, self._partial = bytes(self._partial), None
-            fds, self._fds = self._fds, []
-            self._on_message(decode_message(message, fds))
+            self._on_message(decode_message(message))
 
     def _lost(self) -> None:
         if not self.closed:

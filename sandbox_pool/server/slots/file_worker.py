@@ -72,9 +72,9 @@ class Worker:
             return False
         return True
 
-    def receive_fd(self) -> asyncio.Future[tuple[str, int | None]]:
-        """A status line that may carry a descriptor."""
-        future: asyncio.Future[tuple[str, int | None]] = self._loop.create_future()
+    def receive_fd(self) -> asyncio.Future[int | None]:
+        """The descriptor that comes with the next status line, if there is one."""
+        future: asyncio.Future[int | None] = self._loop.create_future()
 
         def readable() -> None:
             self._loop.remove_reader(self._sock.fileno())
@@ -87,7 +87,7 @@ class Worker:
             for _, _, payload in control:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
             self._buffer += data
-            future.set_result(("", fds[0] if fds else None))
+            future.set_result(fds[0] if fds else None)
 
         self._loop.add_reader(self._sock.fileno(), readable)
         return future

@@ -14,39 +14,6 @@ from .channel import Channel, Message
 from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
-
-def shown(head: bytes, tail: bytes, truncated: bool, chars: int, max_chars: int, log: str) -> tuple[str, int]:
-    """The text to show (40 % head, 60 % tail) and how many characters it leaves out."""
-    text = head.decode("utf-8", "replace")
-    if not truncated:
-        return text, 0
-    head_chars = max_chars * 2 // 5
-    tail_chars = max_chars - head_chars
-    omitted = chars - max_chars
-    ending = tail.decode("utf-8", "replace")
-    note = f"\n... [{omitted} of {chars} characters omitted; all of it is in {log}] ...\n"
-    return text[:head_chars] + note + (ending[-tail_chars:] if tail_chars else ""), omitted
-
-
-def split_exit(message: Message, max_chars: int, log: str) -> tuple[dict[str, Any], str, str, bytes]:
-    """Truncation facts, stdout, stderr and the saved state out of a keeper's exit message."""
-    position = 0
-    texts = []
-    facts: dict[str, Any] = {}
-    for name, path in (("out", log), ("err", f"{log}.stderr")):
-        head_size, tail_size = message.number(f"{name}_head"), message.number(f"{name}_tail", -1)
-        chars = message.number(f"{name}_chars")
-        head = message.raw[position : position + head_size]
-        position += head_size
-        tail = message.raw[position : position + max(tail_size, 0)]
-        position += max(tail_size, 0)
-        text, omitted = shown(head, tail, tail_size >= 0, chars, max_chars, path)
-        texts.append(text)
-        if tail_size >= 0:
-            facts[name] = {"total": chars, "omitted": omitted, "log": path}
-    return facts, texts[0], texts[1], message.raw[position:]
-
-
 READY_TIMEOUT_S = 20.0
 # LC_CTYPE and not LANG: the same UTF-8, and every shell starts with one locale file to open instead of a dozen.
 BASE_ENVIRONMENT = {
@@ -201,7 +168,7 @@ class Instance:
 
     def finish(self, request: Mapping[str, Any], job: Job, log: str, message: Message) -> tuple[dict[str, Any], bytes]:
         """Response to an exec, and the slot's state after it."""
-        facts, out, err, saved = split_exit(message, int(request["max_chars"]), log)
+        facts, out, err, saved = _split_exit(message, int(request["max_chars"]), log)
         self._adopt(message, saved, job, request.get("env") or {})
         limit_us = int(request.get("timeout_ms") or 0) * 1000
         timed_out = bool(message.number("timed_out") or (limit_us and message.number("us") >= limit_us))
@@ -257,8 +224,40 @@ class Instance:
         self.control.close()
 
 
+def shown(head: bytes, tail: bytes, truncated: bool, chars: int, max_chars: int, log: str) -> tuple[str, int]:
+    """The text to show (40 % head, 60 % tail) and how many characters it leaves out."""
+    text = head.decode("utf-8", "replace")
+    if not truncated:
+        return text, 0
+    head_chars = max_chars * 2 // 5
+    tail_chars = max_chars - head_chars
+    omitted = chars - max_chars
+    ending = tail.decode("utf-8", "replace")
+    note = f"\n... [{omitted} of {chars} characters omitted; all of it is in {log}] ...\n"
+    return text[:head_chars] + note + (ending[-tail_chars:] if tail_chars else ""), omitted
+
+
+def _split_exit(message: Message, max_chars: int, log: str) -> tuple[dict[str, Any], str, str, bytes]:
+    """Truncation facts, stdout, stderr and the saved state out of a keeper's exit message."""
+    position = 0
+    texts = []
+    facts: dict[str, Any] = {}
+    for name, path in (("out", log), ("err", f"{log}.stderr")):
+        head_size, tail_size = message.number(f"{name}_head"), message.number(f"{name}_tail", -1)
+        chars = message.number(f"{name}_chars")
+        head = message.raw[position : position + head_size]
+        position += head_size
+        tail = message.raw[position : position + max(tail_size, 0)]
+        position += max(tail_size, 0)
+        text, omitted = shown(head, tail, tail_size >= 0, chars, max_chars, path)
+        texts.append(text)
+        if tail_size >= 0:
+            facts[name] = {"total": chars, "omitted": omitted, "log": path}
+    return facts, texts[0], texts[1], message.raw[position:]
+
+
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Variables for one command; a name bash can not hold is the caller's mistake."""
+    """Variables for one command; a name bash cannot hold is the caller's mistake."""
     for name in env or {}:
         if not shell.valid_env_name(name):
             raise SlotError("refused", f"not a name for an environment variable: {name!r}")

@@ -110,11 +110,11 @@ class Job:
         self._finish()
         if not self.exit.done():
             elapsed_us = int((time.monotonic() - self._began) * 1e6) if self._began else 0
-            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(elapsed_us)}, b"", []))
+            self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(elapsed_us)}, b""))
         self.fail(SlotError("lost", "the process is gone"))
 
     def fail(self, error: SlotError) -> None:
-        """Nobody will hear from the keeper any more."""
+        """The keeper is gone: everyone who waits for it gets this error."""
         waiting: list[asyncio.Future[Any]] = [self.exit, self.started, *self._logs.values()]
         for future in waiting:
             if not future.done():
@@ -157,7 +157,7 @@ class Job:
         self.channel.send("kill")
 
     async def outcome(self) -> Message:
-        """The exit message. Cancelling the caller does not cancel the command: whoever does that says `kill`."""
+        """The exit message. Cancelling the caller does not end the command; `kill` does."""
         try:
             return await self.exit
         except asyncio.CancelledError:

@@ -74,7 +74,7 @@ def spawn_script(
 
 def _script(prelude: str, command: str) -> bytes:
     if "\0" in command:
-        raise ValueError("a command can not hold a NUL character")
+        raise ValueError("a command cannot hold a NUL character")
     return f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n".encode("utf-8", "surrogateescape")
 
 

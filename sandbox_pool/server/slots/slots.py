@@ -1,4 +1,4 @@
-"""Slots and their life: free -> leased -> resetting -> free, or quarantined when a reset can not prove itself."""
+"""Slots and their life: free -> leased -> resetting -> free, or quarantined when a reset cannot prove itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError
-from ..isolation import levels as isolation
 from ..isolation.cgroups import Cgroups
-from ..isolation.levels import Level, Place
+from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.shared_memory import remove_shared_of
 from .channel import Message
 from .instance import Instance, check_env
@@ -34,10 +33,8 @@ class Slot:
         self.instance: Instance | None = None
         self.shape = ""
         """What the built instance was built for; another shape needs another instance."""
-        self.used = False
         self.outcomes: dict[str, asyncio.Future[Any]] = {}
         self.layers: tuple[str, ...] = ()
-        self.lock = asyncio.Lock()
 
     def report(self) -> dict[str, Any]:
         """As listed to clients."""
@@ -63,7 +60,7 @@ class Builder:
     async def build(self, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
         """A new instance that proved to be empty."""
         self._check_image(spec.get("image"))
-        fields = isolation.build_fields(self.level, self.place, index, spec, layers)
+        fields = build_fields(self.level, self.place, index, spec, layers)
         fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
         if "memory" in self.cgroups.missing and spec.get("memory_mb"):
             fields.append(("max_memory_bytes", spec["memory_mb"] << 20))  # per process: better than no limit at all
@@ -95,12 +92,12 @@ class Builder:
     def _environment(self, index: int, spec: Mapping[str, Any]) -> dict[str, str]:
         env = dict(spec.get("env") or {})
         if not self.level.namespaces:
-            env.setdefault("TMPDIR", os.path.join(isolation.slot_root(self.place, index), "tmp"))
+            env.setdefault("TMPDIR", os.path.join(slot_root(self.place, index), "tmp"))
         return env
 
     def _make_directories(self, index: int) -> None:
-        root = isolation.slot_root(self.place, index)
-        owner = isolation.run_uid(self.level, self.place, index)
+        root = slot_root(self.place, index)
+        owner = run_uid(self.level, self.place, index)
         uid = -1 if owner is None else owner
         for name in ("", "workspace", "home", "tmp"):
             path = os.path.join(root, name)
@@ -145,10 +142,10 @@ class Builder:
         return problems
 
     def _remove_directories(self, index: int) -> list[str]:
-        root = isolation.slot_root(self.place, index)
+        root = slot_root(self.place, index)
         failures: list[str] = []
         shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
-        owner = isolation.run_uid(self.level, self.place, index)
+        owner = run_uid(self.level, self.place, index)
         if owner is not None:
             failures += remove_shared_of(owner)
         return [f"not removed: {path}" for path in failures[:5]]
@@ -214,7 +211,7 @@ class Slots:
         slot.task_id = ""
 
     async def release(self, index: int, epoch: int) -> dict[str, Any]:
-        """Reset: kill, drop the layer, build anew, and prove it. A slot that can not prove it is never leased again."""
+        """Reset: kill, drop the layer, build a new slot and prove it empty. Without proof it is never leased again."""
         slot = self.get(index, epoch)
         started = time.monotonic()
         slot.state = "resetting"
@@ -232,10 +229,3 @@ class Slots:
         slot.state = "quarantined" if problems else "free"
         slot.task_id = ""
         return {"clean": not problems, "problems": problems, "duration_s": time.monotonic() - started}
-
-    async def close(self) -> None:
-        """Destroy everything that is built."""
-        for slot in self.all:
-            instance, slot.instance = slot.instance, None
-            if instance is not None:
-                await self.builder.destroy(instance, slot.index)

@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.context.result_budget import MIN_CHARS, ResultBudget, apply_budget
+from agent_loop.context.result_budget import MIN_CHARS, ResultBudget, Store, apply_budget
+from agent_loop.turn.tool_call import ToolCallRecord
 from sandbox_pool.errors import SandboxLost
 
 
@@ -23,9 +24,16 @@ class Shelf:
         return path
 
 
+async def budgeted(results: list[tuple[str, str]], budget: ResultBudget, store: Store) -> list[ToolCallRecord]:
+    """Calls of these tools with these results, after their budget."""
+    calls = [ToolCallRecord(name, text=text) for name, text in results]
+    await apply_budget(calls, budget, store)
+    return calls
+
+
 async def test_results_within_budget_are_untouched_and_not_stored():
     shelf = Shelf()
-    [result] = await apply_budget([("terminal", "x" * 100_000)], ResultBudget(), shelf.store)
+    [result] = await budgeted([("terminal", "x" * 100_000)], ResultBudget(), shelf.store)
     assert result.text == "x" * 100_000
     assert result.stored_path is None
     assert shelf.kept == {}
@@ -34,7 +42,7 @@ async def test_results_within_budget_are_untouched_and_not_stored():
 async def test_a_long_result_is_shortened_and_its_whole_is_where_the_text_says():
     shelf = Shelf()
     whole = json.dumps({"output": "a" * 150_000, "exit_code": 0})
-    [result] = await apply_budget([("terminal", whole)], ResultBudget(), shelf.store)
+    [result] = await budgeted([("terminal", whole)], ResultBudget(), shelf.store)
     assert len(result.text) <= 100_000
     assert json.loads(result.text)["exit_code"] == 0
     assert result.stored_path is not None
@@ -45,7 +53,7 @@ async def test_a_long_result_is_shortened_and_its_whole_is_where_the_text_says()
 async def test_a_turn_over_budget_shortens_the_longest_results_only():
     shelf = Shelf()
     results = [("a", "s" * 1000), ("b", "x" * 90_000), ("c", "y" * 90_000), ("d", "z" * 90_000)]
-    done = await apply_budget(results, ResultBudget(), shelf.store)
+    done = await budgeted(results, ResultBudget(), shelf.store)
     assert sum(len(result.text) for result in done) <= 200_000
     assert done[0].text == "s" * 1000
     assert [result.stored_path is None for result in done] == [True, False, False, False]
@@ -53,13 +61,13 @@ async def test_a_turn_over_budget_shortens_the_longest_results_only():
 
 async def test_a_result_over_both_budgets_is_stored_once():
     shelf = Shelf()
-    await apply_budget([("a", "x" * 300_000), ("b", "y" * 300_000), ("c", "z" * 300_000)], ResultBudget(), shelf.store)
+    await budgeted([("a", "x" * 300_000), ("b", "y" * 300_000), ("c", "z" * 300_000)], ResultBudget(), shelf.store)
     assert len(shelf.kept) == 3
 
 
 async def test_tools_can_have_limits_of_their_own():
     budget = ResultBudget(overrides={"read_file": None, "terminal": 1000})
-    done = await apply_budget([("read_file", "x" * 150_000), ("terminal", "y" * 1500)], budget, Shelf().store)
+    done = await budgeted([("read_file", "x" * 150_000), ("terminal", "y" * 1500)], budget, Shelf().store)
     assert len(done[0].text) == 150_000
     assert len(done[1].text) <= 1000
 
@@ -68,7 +76,7 @@ async def test_when_the_whole_cannot_be_stored_the_result_is_still_shortened():
     async def broken(text: str) -> str | None:
         raise SandboxLost("gone")
 
-    [result] = await apply_budget([("terminal", "x" * 150_000)], ResultBudget(), broken)
+    [result] = await budgeted([("terminal", "x" * 150_000)], ResultBudget(), broken)
     assert len(result.text) <= 100_000
     assert result.stored_path is None
 
@@ -82,7 +90,7 @@ async def test_when_the_whole_cannot_be_stored_the_result_is_still_shortened():
 async def test_every_result_and_the_turn_fit_and_json_stays_json(sizes, per_result, per_turn, as_json):
     texts = [json.dumps({"output": "x" * size}) if as_json else "x" * size for size in sizes]
     budget = ResultBudget(per_result, per_turn, preview_chars=MIN_CHARS)
-    done = await apply_budget([("t", text) for text in texts], budget, Shelf().store)
+    done = await budgeted([("t", text) for text in texts], budget, Shelf().store)
     assert all(len(result.text) <= per_result for result in done)
     assert sum(len(result.text) for result in done) <= max(per_turn, MIN_CHARS * len(done))
     for result, text in zip(done, texts, strict=True):

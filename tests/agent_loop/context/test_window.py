@@ -14,14 +14,13 @@ from agent_loop.context.strategies import (
     DropOldest,
     ShortenOldResults,
     ShortenRecent,
-    SummarizeOldest,
     build_view,
     estimate,
     estimate_tools,
     head_length,
 )
 from agent_loop.context.window import ContextOverflow, ContextPolicy, ContextWindow
-from agent_loop.model.contract import Message, ModelTurn, ModelUnavailable, ToolSchema
+from agent_loop.model.contract import Message, ModelTurn, ToolSchema
 from support.loop_servers import ScriptedConversation, ScriptedServer, assert_paired, says, tool
 
 
@@ -157,44 +156,6 @@ async def test_the_servers_own_prompt_length_replaces_the_estimate():
     )
     window.sampled(ModelTurn("ok", prompt_tokens=12_345, sampled_tokens=5), {"role": "assistant", "content": "ok"})
     assert window.size() == 12_350
-
-
-async def test_a_summary_stands_in_the_first_user_message_and_replaces_the_old_units():
-    messages = history(30)
-    server = ScriptedServer(says("FOUND: the key is 7"), repeat=True)
-    strategies = (SummarizeOldest(server), DropOldest(), ShortenRecent())
-    report, view = await fit(messages, server, max_tokens=6000, strategies=strategies)
-    assert report["summarized"]
-    assert view[1]["content"].startswith("task")
-    assert "FOUND: the key is 7" in view[1]["content"]
-    assert [m["role"] for m in view[:3]] == ["system", "user", "assistant"]
-    assert_paired(view)
-    asked = server.conversations[-1].prompts[0][0]["content"]
-    assert "step 0" in asked
-
-
-async def test_a_second_summary_is_told_the_first_and_replaces_it():
-    messages = history(30)
-    server = ScriptedServer(says("FIRST"), says("SECOND"))
-    conversation = ScriptedConversation(server, messages)
-    policy = ContextPolicy(max_tokens=6000, strategies=(SummarizeOldest(server), DropOldest()))
-    window = ContextWindow(policy, server, conversation, [], messages)
-    await window.fit()
-    more = [message for number in range(30) for message in pair(100 + number, ["z" * 2000])]
-    window.append(more)
-    await window.fit()
-    assert "SECOND" in conversation.view[1]["content"]
-    assert "FIRST" not in conversation.view[1]["content"]
-    assert "FIRST" in server.conversations[-1].prompts[0][0]["content"]
-
-
-async def test_when_the_model_cannot_summarize_the_next_strategy_takes_over():
-    messages = history(30)
-    server = ScriptedServer(ModelUnavailable("down"))
-    report, view = await fit(messages, server, max_tokens=6000, strategies=(SummarizeOldest(server), DropOldest()))
-    assert not report["summarized"]
-    assert report["dropped_messages"] > 0
-    assert view[:2] == messages[:2]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Chat servers: a real HTTP server behind AsyncOpenAI, and the earlier system's duck-typed servers."""
+"""Chat servers: a real HTTP server behind AsyncOpenAI, and objects with hermes-agent's `chat_completion`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from openai import AsyncOpenAI
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.chat import ChatServer, as_model_server
+from agent_loop.model.chat import ChatServer, as_model_server, extract_reasoning
 from agent_loop.model.contract import ModelError, ModelRefused, ModelUnavailable, Sampling
 from agent_loop.model.errors import RetryPolicy, translate
 from agent_loop.outcome import Outcome
 from agent_loop.records.result import AgentResult
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolStatus
 from support.loop_chat_server import chat_server, message, tool_call
 from support.loop_servers import ScriptedServer, assert_paired, echo, says, tool, user
 
@@ -128,7 +128,7 @@ async def test_malformed_markup_in_the_text_is_not_a_final_answer():
     assert "could not be read" in requests[1]["messages"][-1]["content"]
 
 
-async def test_a_bad_call_beside_a_good_one_costs_it_nothing():
+async def test_a_bad_call_next_to_a_good_one_costs_it_nothing():
     good = '<tool_call>\n{"name": "terminal", "arguments": {"command": "ls"}}\n</tool_call>'
     result, requests = await over_http(message(f"{good}\n<tool_call>\n###\n</tool_call>"), message("done"))
     assert [record.status for record in result.tool_calls] == [ToolStatus.OK, ToolStatus.MALFORMED]
@@ -158,7 +158,7 @@ async def test_thinking_inside_the_content_stays_there_and_is_not_doubled():
 
 
 class Duck:
-    """A server in the earlier system's style: objects, not dicts, and `get_state`."""
+    """A server in hermes-agent's style: objects, not dicts, and `get_state`."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -180,7 +180,7 @@ def objects(content: str | None, *made: Any, finish: str = "stop") -> Any:
     return SimpleNamespace(choices=[SimpleNamespace(message=answer, finish_reason=finish)])
 
 
-async def test_an_earlier_style_server_is_driven_with_the_earlier_keywords():
+async def test_a_server_in_hermes_agents_style_is_driven_with_its_keywords():
     function = SimpleNamespace(name="terminal", arguments='{"command": "ls"}')
     duck = Duck(objects(None, SimpleNamespace(id="a", function=function)), objects("done"))
     result = await HermesAgentLoop(duck, [tool()], {"terminal"}, tool_handler=echo, extra_body={"x": 1}).run(user())
@@ -193,7 +193,7 @@ async def test_an_earlier_style_server_is_driven_with_the_earlier_keywords():
     assert set(no_tools.calls[0]) == {"messages", "n", "temperature"}
 
 
-async def test_an_earlier_style_server_that_fails_or_answers_nothing_counts_one_turn():
+async def test_a_server_in_hermes_agents_style_that_fails_or_answers_nothing_counts_one_turn():
     for answer in (None, SimpleNamespace(choices=[]), RuntimeError("boom")):
         result = await HermesAgentLoop(Duck(answer)).run(user())
         assert result.outcome is Outcome.API_ERROR
@@ -210,7 +210,7 @@ async def test_a_server_that_already_retried_is_not_retried_again():
     assert len(duck.calls) == 1
 
 
-async def test_dropped_connections_of_an_earlier_style_server_are_tried_again():
+async def test_dropped_connections_of_a_server_in_hermes_agents_style_are_tried_again():
     duck = Duck(ConnectionResetError("reset"), TimeoutError("late"), objects("done"))
     result = await HermesAgentLoop(duck, retry=FAST).run(user())
     assert result.outcome is Outcome.FINISHED
@@ -241,3 +241,24 @@ def test_a_counter_makes_lengths_known():
     server = ChatServer(Duck(), count=lambda messages, tools: 7 * len(messages))
     assert server.count_tokens(user(), []) == 7
     assert ChatServer(Duck()).count_tokens(user(), []) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reasoning"),
+    [
+        ({"reasoning_content": "a", "reasoning": "b"}, "a"),
+        ({"reasoning": "b", "reasoning_details": [{"text": "c"}]}, "b"),
+        ({"reasoning_details": [{"type": "summary"}, {"text": "c"}, {"text": "d"}]}, "c"),
+        (SimpleNamespace(reasoning_details=[SimpleNamespace(text="c")]), "c"),
+        ({"content": "<think>\nhm\n</think>\nok"}, "hm"),
+        ({"content": "hm</think>ok"}, "hm"),
+        ({"content": "<think>never ends"}, "never ends"),
+        ({"content": "[THINK]x[/THINK]y"}, "x"),
+        ({"content": "<think></think>ok"}, None),
+        ({"content": "plain"}, None),
+        ({"content": None, "reasoning_content": ""}, None),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_reasoning_is_found_in_the_known_order(message, reasoning):
+    assert extract_reasoning(message) == reasoning

@@ -58,7 +58,7 @@ async def test_a_turn_is_parsed_and_counted():
     expected = conversation.prompt_tokens()
     turn = await conversation.sample(Sampling())
     assert (turn.reasoning, turn.content.strip()) == ("hm", "Let me see.")
-    assert [(c.name, c.arguments) for c in turn.calls] == [("t", {"a": 1})]
+    assert [(c.name, c.raw_arguments) for c in turn.calls] == [("t", {"a": 1})]
     assert turn.raw_text == text
     assert turn.finish_reason == "stop"
     assert turn.prompt_tokens == expected
@@ -77,7 +77,7 @@ async def test_a_prompt_that_opens_the_thinking_block_makes_the_turn_begin_with_
 async def test_malformed_markup_is_told_and_not_taken_for_an_answer():
     conversation = recorder(Scripted("<tool_call>\nnot json\n</tool_call>")).open(HELLO, TOOLS)
     turn = await conversation.sample(Sampling())
-    assert turn.malformed or any(c.error for c in turn.calls)
+    assert any(c.error for c in turn.calls)
 
 
 async def test_the_next_prompt_is_everything_before_plus_the_glue():

@@ -71,10 +71,10 @@ async def test_1000_random_rollouts_are_what_the_server_saw():
     check(*await replay(1000, "vllm", 3), 1000)
 
 
-async def test_the_stand_in_plays_the_same_rollout_whatever_runs_beside_it():
+async def test_the_stand_in_plays_the_same_rollout_whatever_else_runs():
     _, _, alone = await replay(1, "vllm", 5)
-    _, _, beside = await replay(10, "vllm", 5)
-    assert alone[0].messages == beside[0].messages
+    _, _, among_others = await replay(10, "vllm", 5)
+    assert alone[0].messages == among_others[0].messages
 
 
 async def test_sampled_text_is_not_always_written_with_the_tokenizers_own_tokens():

@@ -64,7 +64,7 @@ async def test_the_model_contradicts_a_fault_that_is_consistent_in_itself(fault)
 async def test_a_server_that_cannot_score_is_refused():
     async with StandIn() as server:
         backend = VllmGenerateBackend(server.url)
-        with pytest.raises(ModelRefused, match="cannot say"):
+        with pytest.raises(ModelRefused, match="cannot give logprobs"):
             await confirm([], backend)
         await backend.close()
 

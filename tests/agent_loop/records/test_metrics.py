@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.records.metrics import call_metrics
-from agent_loop.turn.runtime import ToolStatus
-from support.loop_servers import ScriptedServer, assert_paired, call, calls, says, tool, user
+from agent_loop.turn.tool_call import ToolStatus
+from support.loop_servers import ScriptedServer, assert_paired, call, calls, record_of, says, tool, user
 
 PARTS = ("executed_ok", "exec_error", "invalid", "unknown", "malformed", "skipped", "cancelled", "lost")
 
@@ -24,7 +24,7 @@ CALLS = st.one_of(
     st.just(call(arguments=None)),
     st.just(call("nope", {})),
     st.just(call(error="No closing tag.")),
-    st.just(call(repaired=("trailing_comma",))),
+    st.just(call(repairs=("trailing_comma",))),
 )
 TURNS = st.one_of(
     st.builds(lambda made: calls(*made), st.lists(CALLS, min_size=1, max_size=4)),
@@ -52,7 +52,7 @@ async def test_sums_are_consistent_and_pairs_hold_whatever_the_model_writes(turn
     assert result.tool_calls_schema_valid <= attempted
     assert all(0.0 <= value <= 1.0 for name, value in metrics.items() if name.endswith("_rate"))
     assert result.finished_naturally == (metrics["finished_naturally"] == 1.0)
-    stored = orjson.loads(orjson.dumps(result.record_fields()))
+    stored = orjson.loads(record_of(result).to_json())
     again = call_metrics(stored["tool_calls"])
     assert again == {name: value for name, value in metrics.items() if name in again}
 

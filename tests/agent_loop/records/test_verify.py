@@ -16,7 +16,7 @@ from agent_loop.model.backends import VllmBackend
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.records.record import RolloutRecord
-from agent_loop.records.verify import verify_lines
+from agent_loop.records.verify import verify
 from environments.apps.cli import verify as verb
 from environments.errors import UsageError
 from support.tokens_rollouts import Rollout
@@ -166,7 +166,7 @@ CORRUPTIONS = {
 
 
 def test_stored_rollouts_are_accepted(records):
-    report = verify_lines(lines(records))
+    report = verify(lines(records))
     assert report.ok, report.violations[:1]
     assert report.rollouts == report.with_tokens == 6
     assert report.trained_tokens == sum(len(c.sampled_ids) for r in records for c in r.sampled_calls)
@@ -176,7 +176,7 @@ def test_stored_rollouts_are_accepted(records):
 def test_each_corruption_is_found_by_the_check_that_should(records, corrupt):
     broken = copy.deepcopy(truncated(records))
     corrupt(broken)
-    report = verify_lines([*lines(records), broken.to_json()])
+    report = verify([*lines(records), broken.to_json()])
     assert not report.ok
     assert CORRUPTIONS[corrupt] in {v.check for v in report.violations}
     assert {v.line for v in report.violations} == {7}
@@ -185,9 +185,9 @@ def test_each_corruption_is_found_by_the_check_that_should(records, corrupt):
 def test_a_record_without_tokens_says_so_and_is_accepted(records):
     plain = copy.deepcopy(records[0])
     plain.has_tokens, plain.segments, plain.sampled_calls, plain.metrics = False, [], [], {}
-    assert verify_lines([plain.to_json()]).ok
+    assert verify([plain.to_json()]).ok
     plain.has_tokens = True
-    assert not verify_lines([plain.to_json()]).ok
+    assert not verify([plain.to_json()]).ok
 
 
 def test_a_token_without_logprob_is_counted_and_accepted(records):
@@ -196,7 +196,7 @@ def test_a_token_without_logprob_is_counted_and_accepted(records):
     at = len(call.prompt_ids)
     call.logprobs[0] = record.segments[0].logprobs[at] = 1.0
     record.segments[0].masks[at] = -100
-    report = verify_lines([record.to_json()])
+    report = verify([record.to_json()])
     assert report.ok
     assert report.untrained_samples == 1
 

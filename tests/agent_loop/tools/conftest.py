@@ -5,7 +5,7 @@ import itertools
 import pytest
 import pytest_asyncio
 
-from agent_loop.tools import ToolConfig, ToolRuntime
+from agent_loop.tools import SandboxTools, ToolConfig
 from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 from support.tools_calls import Tools
 
@@ -50,5 +50,5 @@ def toolsets():
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def tools(sandbox, config, toolsets):
-    async with ToolRuntime(sandbox, toolsets, config) as runtime:
+    async with SandboxTools(sandbox, toolsets, config) as runtime:
         yield Tools(runtime, sandbox)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_loop.tools.catalog import CATALOG
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.tools.toolsets import CATALOG
+from agent_loop.turn.tool_call import ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -143,7 +143,7 @@ async def test_everything_at_once(tools):
             ("search_files", {"pattern": "ontent", "path": "s"}),
             ("terminal", {"command": f"cat {path} 2>/dev/null | wc -l"}),
         ]
-    outcomes = await asyncio.gather(*(tools.runtime.call(name, given, call_id="") for name, given in work))
+    outcomes = await asyncio.gather(*(tools.runtime.checked_call(name, given) for name, given in work))
     assert all(isinstance(json.loads(outcome.text), dict) for outcome in outcomes)
     assert await tools.sh("ls -A s") == "f0\nf1\nf2\n"
     assert all(len(line.split()) == 2 for line in (await tools.sh("cat s/*")).splitlines())
@@ -205,7 +205,7 @@ async def test_random_arguments_always_get_valid_json_and_the_slot_stays_healthy
     for name, arguments in asked:
         if tools.sandbox.isolation == "plain" and leaves_the_workspace(arguments):
             continue
-        outcome = await asyncio.wait_for(tools.runtime.call(name, arguments, call_id=""), 60)
+        outcome = await asyncio.wait_for(tools.runtime.checked_call(name, arguments), 60)
         assert isinstance(json.loads(outcome.text), dict), (name, arguments)
         outcome.text.encode("utf-8")
         assert outcome.status in ToolStatus

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from agent_loop.tools.policy import DANGEROUS_COMMANDS, CommandPolicy, PolicyGate, Rule, command_text
+from agent_loop.tools.policy import DANGEROUS_COMMANDS, CommandPolicy, PolicyCheck, Rule, command_text
 
 RULES = (
     Rule(pattern=r"^git (status|diff)\b", action="allow"),
@@ -51,7 +51,7 @@ def test_the_first_matching_rule_decides(tool, text, action):
 
 
 async def test_a_denied_command_carries_the_rule_and_the_reason():
-    decision = await PolicyGate(POLICY, "plain", None).decide("terminal", "git push")
+    decision = await PolicyCheck(POLICY, "plain", None).decide("terminal", "git push")
     assert decision.as_metadata() == {
         "allowed": False, "action": "deny", "rule": r"\bgit push\b", "reason": "no pushing",
     }  # fmt: skip
@@ -65,27 +65,27 @@ async def test_the_callback_is_asked_and_obeyed(answer):
         asked.append((tool, text))
         return answer
 
-    decision = await PolicyGate(POLICY, "plain", ask).decide("terminal", "rm x")
+    decision = await PolicyCheck(POLICY, "plain", ask).decide("terminal", "rm x")
     assert (decision.allowed, decision.action, asked) == (answer, "ask", [("terminal", "rm x")])
 
 
 async def test_with_nobody_to_ask_the_answer_is_no():
-    decision = await PolicyGate(POLICY, "plain", None).decide("terminal", "rm x")
+    decision = await PolicyCheck(POLICY, "plain", None).decide("terminal", "rm x")
     assert not decision.allowed
     assert "nobody" in decision.reason
 
 
 async def test_isolated_slots_and_tools_without_commands_are_not_judged():
-    assert await PolicyGate(POLICY, "namespaces", None).decide("terminal", "git push") is None
-    assert await PolicyGate(POLICY, "plain", None).decide("read_file", None) is None
-    assert await PolicyGate(CommandPolicy(), "plain", None).decide("terminal", "rm -rf /") is None
+    assert await PolicyCheck(POLICY, "namespaces", None).decide("terminal", "git push") is None
+    assert await PolicyCheck(POLICY, "plain", None).decide("read_file", None) is None
+    assert await PolicyCheck(CommandPolicy(), "plain", None).decide("terminal", "rm -rf /") is None
 
 
 async def test_everything_not_named_can_be_denied():
     policy = CommandPolicy(rules=(Rule(pattern="^ls$", action="allow"),), default="deny")
-    gate = PolicyGate(policy, "plain", None)
-    assert (await gate.decide("terminal", "ls")).allowed
-    assert not (await gate.decide("terminal", "ls; id")).allowed
+    check = PolicyCheck(policy, "plain", None)
+    assert (await check.decide("terminal", "ls")).allowed
+    assert not (await check.decide("terminal", "ls; id")).allowed
 
 
 @pytest.mark.parametrize(

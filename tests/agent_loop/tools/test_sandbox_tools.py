@@ -8,9 +8,9 @@ import pytest_asyncio
 
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.outcome import Outcome
-from agent_loop.tools import CommandPolicy, Rule, ToolConfig, ToolRuntime, ToolsetError
+from agent_loop.tools import CommandPolicy, Rule, SandboxTools, ToolConfig, ToolsetError
 from agent_loop.tools.config import LocalWebConfig
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.loop_servers import ScriptedServer, call, calls, says
 from support.tools_calls import Tools
@@ -23,7 +23,7 @@ def names(runtime):
 
 
 async def test_terminal_and_file_are_the_default_six(sandbox):
-    runtime = ToolRuntime(sandbox)
+    runtime = SandboxTools(sandbox)
     assert names(runtime) == ["terminal", "process", "read_file", "write_file", "patch", "search_files"]
     assert [name for name in names(runtime) if runtime.parallel_safe(name)] == ["read_file", "search_files"]
     assert not runtime.parallel_safe("nope")
@@ -31,15 +31,15 @@ async def test_terminal_and_file_are_the_default_six(sandbox):
 
 async def test_a_bad_selection_is_an_error_for_the_user(sandbox):
     with pytest.raises(ToolsetError, match="unknown toolset"):
-        ToolRuntime(sandbox, ["browser"])
+        SandboxTools(sandbox, ["browser"])
     with pytest.raises(ToolsetError, match="no tools"):
-        ToolRuntime(sandbox, [])
+        SandboxTools(sandbox, [])
     with pytest.raises(ToolsetError, match="web_search, web_extract need a web provider"):
-        ToolRuntime(sandbox, ["terminal", "web"])
+        SandboxTools(sandbox, ["terminal", "web"])
 
 
 async def test_schemas_given_out_are_copies(sandbox):
-    runtime = ToolRuntime(sandbox)
+    runtime = SandboxTools(sandbox)
     runtime.schemas()[0]["function"]["name"] = "changed"
     assert names(runtime)[0] == "terminal"
 
@@ -76,7 +76,7 @@ async def test_the_todo_list_belongs_to_the_rollout(tools, sandbox):
     merged = await tools("todo", todos=[{"id": "1", "status": "completed"}, {"id": "2", "content": "run"}], merge=True)
     assert [item["status"] for item in merged["todos"]] == ["completed", "pending"]
     assert await tools("todo") == merged
-    async with ToolRuntime(sandbox, ["todo"]) as other:
+    async with SandboxTools(sandbox, ["todo"]) as other:
         assert json.loads((await other.call("todo", {}, call_id="")).text)["todos"] == []
 
 
@@ -95,7 +95,7 @@ async def test_a_fault_in_a_tool_is_a_result_and_valid_json(sandbox):
         async def read_file(self, *_, **__):
             raise ZeroDivisionError("a bug")
 
-    async with ToolRuntime(Odd()) as runtime:
+    async with SandboxTools(Odd()) as runtime:
         outcome = await runtime.call("read_file", {"path": "x"}, call_id="")
     assert outcome.status is ToolStatus.ERROR
     assert "ZeroDivisionError" in json.loads(outcome.text)["error"]
@@ -103,7 +103,7 @@ async def test_a_fault_in_a_tool_is_a_result_and_valid_json(sandbox):
 
 async def test_a_lost_sandbox_is_raised(pool, spec):
     lease = await pool.lease("gone", spec)
-    runtime = ToolRuntime(lease)
+    runtime = SandboxTools(lease)
     await lease.release()
     for name, arguments in [
         ("terminal", {"command": "true"}),
@@ -126,7 +126,7 @@ class TestPolicy:
             return "build" in text
 
         config = ToolConfig(policy=CommandPolicy(enforce="always", rules=self.RULES))
-        async with ToolRuntime(sandbox, ["terminal", "code_execution"], config, ask=ask) as runtime:
+        async with SandboxTools(sandbox, ["terminal", "code_execution"], config, ask=ask) as runtime:
             yield Tools(runtime, sandbox)
 
     async def test_a_denied_command_does_not_run_and_the_decision_is_recorded(self, tools):
@@ -160,7 +160,7 @@ class TestPolicy:
 
         rules = (Rule(pattern="danger", action="ask", tools=("terminal",)),)
         config = ToolConfig(policy=CommandPolicy(enforce="always", rules=rules))
-        async with ToolRuntime(sandbox, ["terminal", "code_execution"], config, ask=ask) as runtime:
+        async with SandboxTools(sandbox, ["terminal", "code_execution"], config, ask=ask) as runtime:
             code = "from hermes_tools import terminal; print(terminal('danger')['error'])"
             outcome = await asyncio.wait_for(runtime.call("execute_code", {"code": code}, call_id=""), 20)
         assert "nobody home" in outcome.text
@@ -171,7 +171,7 @@ class TestPolicy:
         assert typed["status"] == "blocked"
 
     async def test_without_enforcement_an_isolated_slot_needs_no_decision(self, sandbox):
-        async with ToolRuntime(sandbox, ["terminal"], ToolConfig(policy=CommandPolicy(rules=self.RULES))) as runtime:
+        async with SandboxTools(sandbox, ["terminal"], ToolConfig(policy=CommandPolicy(rules=self.RULES))) as runtime:
             outcome = await runtime.call("terminal", {"command": "git push; true"}, call_id="")
         if sandbox.isolation == "plain":
             assert outcome.metadata["policy"]["allowed"] is False
@@ -190,7 +190,7 @@ class TestWeb:
         ]
         corpus.write_text("".join(json.dumps(page) + "\n" for page in pages))
         config = ToolConfig(web=LocalWebConfig(corpus=str(corpus)))
-        async with ToolRuntime(sandbox, ["web", "code_execution"], config) as runtime:
+        async with SandboxTools(sandbox, ["web", "code_execution"], config) as runtime:
             yield Tools(runtime, sandbox)
 
     async def test_search_and_extract(self, tools):
@@ -240,7 +240,9 @@ class TestRollouts:
 
     async def test_nested_calls_are_recorded_with_their_parent(self, tools):
         code = "from hermes_tools import terminal\nterminal('exit 3')\nterminal('true')"
-        result = await self.play(tools.runtime, calls(call("execute_code", {"code": code}, id="call_7")), says("done"))
+        result = await self.play(
+            tools.runtime, calls(call("execute_code", {"code": code}, call_id="call_7")), says("done")
+        )
         records = {record.parent: [] for record in result.tool_calls}
         for record in result.tool_calls:
             records[record.parent].append((record.name, record.arguments, record.exit_code))
@@ -269,7 +271,7 @@ class TestRollouts:
         assert [record.status for record in result.tool_calls] == [ToolStatus.OK] * 3
 
     async def test_two_rollouts_in_one_process_do_not_meet(self, tools, pool, spec):
-        async with pool.lease("second", spec) as sandbox, ToolRuntime(sandbox, ["terminal", "file", "todo"]) as other:
+        async with pool.lease("second", spec) as sandbox, SandboxTools(sandbox, ["terminal", "file", "todo"]) as other:
             script = [
                 calls(call("terminal", {"command": "mkdir -p w && cd w && export WHO={who} && sleep 0.3"})),
                 calls(call("write_file", {"path": "who.txt", "content": "{who}"})),
@@ -279,7 +281,10 @@ class TestRollouts:
             def turns(who):
                 return [
                     calls(
-                        call(turn.calls[0].name, json.loads(json.dumps(turn.calls[0].arguments).replace("{who}", who)))
+                        call(
+                            turn.calls[0].name,
+                            json.loads(json.dumps(turn.calls[0].raw_arguments).replace("{who}", who)),
+                        )
                     )
                     for turn in script
                 ]

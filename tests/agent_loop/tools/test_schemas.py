@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from agent_loop.tools.catalog import CATALOG
+from agent_loop.tools.toolsets import CATALOG
 
 GOLDEN = Path(__file__).parent / "golden" / "schemas.json"
 KNOWN = {

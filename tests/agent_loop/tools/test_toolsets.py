@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from agent_loop.tools.catalog import CATALOG
 from agent_loop.tools.tool import ToolsetError
-from agent_loop.tools.toolsets import DISTRIBUTIONS, TOOLSETS, check_distribution, draw, resolve
+from agent_loop.tools.toolsets import CATALOG, DISTRIBUTIONS, TOOLSETS, check_distribution, draw, resolve
 
 
 def test_terminal_and_file_are_exactly_six_tools():

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent_loop.limits import Limits
-from agent_loop.turn.calls import Dispatcher, Executed, ReadyCall
-from agent_loop.turn.runtime import ToolOutcome, ToolStatus
+from agent_loop.turn.calls import Dispatcher
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxFileError, SandboxLost
 
 Act = Callable[[str], Awaitable[ToolOutcome]]
@@ -57,25 +57,25 @@ async def forever(call_id: str) -> ToolOutcome:
     raise AssertionError
 
 
-def ready(*ids: str) -> list[ReadyCall]:
-    return [ReadyCall(call_id, "t", {}) for call_id in ids]
+def ready(*ids: str) -> dict[str, ToolCallRecord]:
+    return {call_id: ToolCallRecord("t", {}, call_id, arguments={}) for call_id in ids}
 
 
-async def run(runtime: Runtime, *ids: str, deadline: float | None = None, **limits: Any) -> dict[str, Executed]:
-    done: dict[str, Executed] = {}
-    await Dispatcher(runtime, Limits(**limits)).run(ready(*ids), deadline, done)
-    return done
+async def run(runtime: Runtime, *ids: str, deadline: float | None = None, **limits: Any) -> dict[str, ToolCallRecord]:
+    calls = ready(*ids)
+    await Dispatcher(runtime, Limits(**limits)).run(list(calls.values()), deadline)
+    return calls
 
 
-def statuses(done: dict[str, Executed]) -> dict[str, str]:
-    return {call_id: str(executed.outcome.status) for call_id, executed in done.items()}
+def statuses(calls: dict[str, ToolCallRecord]) -> dict[str, str]:
+    return {call_id: str(call.status) for call_id, call in calls.items() if not call.pending}
 
 
 async def test_unsafe_tools_run_in_order_one_at_a_time():
     runtime = Runtime(fine)
     done = await run(runtime, "a", "b", "c")
     assert runtime.log == ["+a", "-a", "+b", "-b", "+c", "-c"]
-    assert [executed.outcome.text for executed in done.values()] == ["a", "b", "c"]
+    assert [call.text for call in done.values()] == ["a", "b", "c"]
 
 
 async def test_safe_tools_overlap_up_to_the_cap():
@@ -108,7 +108,7 @@ async def test_a_timeout_that_the_tool_raises_itself_is_its_error_not_ours():
 
     done = await run(Runtime(act), "a")
     assert statuses(done) == {"a": "error"}
-    assert "upstream took too long" in done["a"].outcome.text
+    assert "upstream took too long" in done["a"].text
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_a_lost_sandbox_ends_the_turn_in_order():
     assert "+b" not in runtime.log
 
 
-async def test_a_lost_sandbox_stops_the_calls_that_run_beside_it():
+async def test_a_lost_sandbox_stops_the_calls_that_run_with_it():
     async def act(call_id: str) -> ToolOutcome:
         if call_id == "b":
             raise SandboxLost("host died")
@@ -154,8 +154,8 @@ async def test_cancellation_reaches_the_running_call_and_keeps_what_was_done(saf
         return await forever(call_id)
 
     runtime = Runtime(act, safe=safe)
-    done: dict[str, Executed] = {}
-    task = asyncio.create_task(Dispatcher(runtime, Limits()).run(ready("a", "b"), None, done))
+    done = ready("a", "b")
+    task = asyncio.create_task(Dispatcher(runtime, Limits()).run(list(done.values()), None))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -188,4 +188,4 @@ async def test_durations_are_measured():
 
     done = await run(Runtime(act), "a")
     assert done["a"].duration_s > 0.01
-    assert done["a"].outcome.exit_code == 3
+    assert done["a"].exit_code == 3

@@ -10,7 +10,7 @@ import pytest
 from modal import Sandbox
 
 from sandbox_pool.client.host_client import HostClient
-from sandbox_pool.server import pack
+from sandbox_pool.server.build.packing import pack
 from sandbox_pool.spec import SandboxSpec
 
 NO_LIMITS = {"memory", "pids", "cpu"}

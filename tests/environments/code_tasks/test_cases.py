@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.code_tasks.answers import NoAnswers, _shaped
-from environments.code_tasks.cases import CaseTests, Step, parse_step, same
+from environments.code_tasks.hidden_tests import CaseTests, NoAnswers, Step, _shaped, parse_step, same
 from environments.code_tasks.solver import MAX_DEPTH, NotPlain, decode, encode
 from environments.scoring.verification import Verdict
 

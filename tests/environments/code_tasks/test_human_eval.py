@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from environments.code_tasks import CodeTask, load_tasks
-from environments.code_tasks.python_tests import CodeTests
+from environments.code_tasks.hidden_tests import CodeTests
 from support.code_cheats import CHEATS, cheat
 from support.local_context import LocalContext
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from environments.code_tasks import CodeTask, load_tasks
-from environments.code_tasks.cases import CaseTests
 from environments.code_tasks.datasets import Problem, local_problems, problem_task
+from environments.code_tasks.hidden_tests import CaseTests
 from environments.scoring.verification import Verdict
 from support.code_cheats import CHEATS, cheat
 from support.local_context import LocalContext

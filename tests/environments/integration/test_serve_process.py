@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent_loop.local_models.standin import StandIn
-from agent_loop.records.verify import verify_lines
+from agent_loop.records.verify import verify
 from environments.launch import load_environment
 from support.atropos_api import RunApi, Trainer
 from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_trainer
@@ -64,7 +64,7 @@ async def test_every_sampled_token_reaches_the_trainer_exactly_once(
     assert sampled
     assert trained_by_trainer(trainer.groups()) == sampled
     check_scores(trainer, env)
-    report = verify_lines((env.folder / "finite.jsonl").read_bytes().splitlines())
+    report = verify((env.folder / "finite.jsonl").read_bytes().splitlines())
     assert report.ok
     assert report.rollouts == 24
     for path in env.folder.rglob("*"):

@@ -35,15 +35,33 @@ def config(**given: object) -> HermesAgentEnvConfig:
 def test_no_sequence_outgrows_the_trainer(length: int, turn: int | None, context: int | None, trainer: int) -> None:
     """A prompt of the largest size plus one whole turn fits, unless one turn alone is larger than everything."""
     made = config(max_token_length=length, max_tokens_per_turn=turn, max_context_tokens=context)
-    if turn_tokens(made, trainer) < longest_sequence(made, trainer):
-        longest = prompt_tokens(made, trainer) + turn_tokens(made, trainer)
+    allowed = longest_sequence(made, trainer)
+    if turn_tokens(made, allowed) < allowed:
+        longest = prompt_tokens(made, allowed) + turn_tokens(made, allowed)
         assert longest <= length
         assert trainer == -1 or longest < trainer
 
 
+@pytest.mark.parametrize(
+    ("asked", "told", "trainer", "longest"),
+    [
+        (None, None, -1, 32_768),
+        (None, 40_960, -1, 40_959),
+        (None, 40_960, 8193, 8192),
+        (None, 1_000_000, -1, 131_072),
+        (8192, 40_960, -1, 8192),
+        (200_000, 40_960, -1, 200_000),
+    ],
+)
+def test_the_longest_sequence_is_the_models_own_unless_told(
+    asked: int | None, told: int | None, trainer: int, longest: int
+) -> None:
+    assert longest_sequence(HermesAgentEnvConfig(max_token_length=asked), trainer, told) == longest
+
+
 def test_a_turn_may_take_a_quarter_unless_told_otherwise() -> None:
-    assert turn_tokens(config(max_token_length=8192)) == 2048
-    assert turn_tokens(config(max_token_length=8192, max_tokens_per_turn=100)) == 100
+    assert turn_tokens(config(), 8192) == 2048
+    assert turn_tokens(config(max_tokens_per_turn=100), 8192) == 100
 
 
 def test_seeds_follow_from_the_run_and_the_rollouts_name() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agent_loop.local_models.standin import Fault, PolicyRequest
 from agent_loop.records.record import RolloutRecord
-from agent_loop.records.verify import verify_lines
+from agent_loop.records.verify import verify
 from environments.runs.batch import evaluate_run, process_run
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
@@ -33,7 +33,7 @@ async def test_process_leaves_rollouts_sft_examples_and_a_summary(pool: Director
         assert await process_run(NumberEnv(pool, model, total_steps=3), tmp_path) == 0
     stored = records(tmp_path)
     assert len(stored) == 12
-    assert verify_lines(record.to_json() for record in stored).ok
+    assert verify(record.to_json() for record in stored).ok
     examples = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
     assert len(examples) == sum(record.score == 1.0 for record in stored)
     assert all(example["messages"][1]["tool_calls"] for example in examples)
@@ -108,7 +108,7 @@ async def test_evaluation_beside_training_logs_metrics_of_the_step(pool: Directo
         await env.evaluate()
     assert env.logged["eval/mean_score"] == 1.0
     assert env.logged["eval/pass@1"] == 1.0
-    assert verify_lines((tmp_path / "step-7.jsonl").read_bytes().splitlines()).ok
+    assert verify((tmp_path / "step-7.jsonl").read_bytes().splitlines()).ok
     assert env.stats.take()["outcomes/lost_to_infrastructure"] == 0.0
 
 

@@ -167,10 +167,9 @@ def test_a_term_for_solved_rollouts_leaves_the_others_alone() -> None:
 
 @pytest.mark.parametrize("name", sorted(recipes()))
 def test_every_recipe_loads_and_is_documented(name: str) -> None:
-    from importlib.resources import files
-
     Rewards(RewardConfig.model_validate({"recipe": name}), METRICS)
-    assert f"`{name}`" in (files("environments") / "REWARDS.md").read_text()
+    page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "rewards.md"
+    assert f"`{name}`" in page.read_text()
 
 
 def test_what_is_given_beside_a_recipe_wins() -> None:
@@ -231,3 +230,13 @@ def test_a_number_that_is_none_never_becomes_a_reward(bad: float) -> None:
         rewards.compute(bad, {})
     with pytest.raises(RewardError, match="tool_calls_executed_ok"):
         rewards.compute(1.0, {"tool_calls_attempted": 1.0, "tool_calls_executed_ok": bad})
+
+
+def test_settings_of_a_term_can_be_given_in_a_file_and_are_stored_whole(tmp_path: Path) -> None:
+    text = "environment: terminal_tasks\nenv: {rewards: {terms: {length: {weight: 0.1, free: 2048, limit: 8192}}}}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    config = load_environment(tmp_path / "run.yaml").config
+    assert config.rewards.model_dump()["terms"]["length"]["limit"] == 8192
+    (tmp_path / "run.yaml").write_text(text.replace("limit", "limt"))
+    with pytest.raises(ConfigError, match="unknown setting 'limt' of reward term 'length'; did you mean 'limit'"):
+        load_environment(tmp_path / "run.yaml")

@@ -27,7 +27,6 @@ SLOW = ("hundred_megabytes", "many_small_files", "says_that_it_is_alive")
 
 NO_LIMITS = frozenset({"memory", "pids", "cpu"})
 SYS_ADMIN = ("--cap-add", "SYS_ADMIN")
-FEW = ("execution", "isolation")
 
 
 @dataclass(frozen=True)
@@ -40,27 +39,18 @@ class Place:
     missing: frozenset[str]
     run: tuple[str, ...] = ()
     at_once: int = 4
-    compiled: bool = True
-    groups: tuple[str, ...] = GROUPS
-    """Subjects of the checks that are run there."""
 
 
 PLACES = {
     "docker": Place(docker_engine, "landlock", "", frozenset({"memory", "cpu", "disk", "loopback"})),
     "docker-sys-admin": Place(docker_engine, "namespaces", "nouser", NO_LIMITS, run=SYS_ADMIN),
-    "docker-sys-admin-python": Place(
-        docker_engine, "namespaces", "nouser", NO_LIMITS, run=SYS_ADMIN, compiled=False, groups=FEW
-    ),
     "gvisor": Place(gvisor, "namespaces", "nouser", NO_LIMITS | {"tty"}, at_once=2),
-    "gvisor-python": Place(
-        gvisor, "namespaces", "nouser", NO_LIMITS | {"tty"}, at_once=2, compiled=False, groups=("execution",)
-    ),
 }
 CASES = [
     pytest.param(name, check, id=f"{name}-{check.id}")
     for name, place in PLACES.items()
     for check in all_checks()
-    if check.group in place.groups and not any(slow in check.id for slow in SLOW)
+    if check.group in GROUPS and not any(slow in check.id for slow in SLOW)
 ]
 
 
@@ -86,7 +76,7 @@ async def look_at(place: Place, options: dict[str, object], wanted: list[object]
     folder = Path(tempfile.mkdtemp(prefix="hrl-c-"))
     config = PoolConfig(
         provider="support.containers:ContainerProvider",
-        provider_options={**options, "folder": str(folder), "run": list(place.run), "compiled": place.compiled},
+        provider_options={**options, "folder": str(folder), "run": list(place.run)},
         slots_per_host=12,
         max_hosts=1,
         start_attempts=1,
@@ -147,7 +137,6 @@ def test_the_strongest_possible_level_is_found_and_said(place: str, outcomes: di
         expected.variant,
         set(expected.missing),
     ), info.isolation_reason
-    assert info.helper == ("compiled" if expected.compiled else "python")
     assert all(reason for _, reason in info.rejected)
 
 

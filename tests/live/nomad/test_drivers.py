@@ -6,7 +6,7 @@ import pytest
 
 from sandbox_pool import SandboxSpec, SlotPool
 from sandbox_pool.providers.base import ProviderContext, load_provider
-from sandbox_pool.server import pack
+from sandbox_pool.server.build.packing import pack
 
 STAND_IN = """#!/bin/sh
 # Stands in for apptainer: writes down how it was called, then runs the command on the node itself.

@@ -248,7 +248,7 @@ async def test_an_outcome_can_be_asked_for_over_another_connection(server: Serve
     first = await server.connect()
     mine = first.sandbox(sandbox.slot, sandbox.epoch, task_id="t", spec=sandbox.spec)
     call = asyncio.create_task(mine.exec("echo started >> log; sleep 0.5; echo done", request_id="r"))
-    while await sandbox.stat("log") is None:  # noqa: ASYNC110 - the slot can not tell
+    while await sandbox.stat("log") is None:  # noqa: ASYNC110 - the slot cannot tell
         await asyncio.sleep(0.02)
     first.connection._transport.abort()  # type: ignore[union-attr]
     with pytest.raises(SandboxLost):

@@ -52,7 +52,7 @@ def test_a_stranger_cannot_make_the_server_hold_much() -> None:
 )
 def test_helper_messages_survive(fields: list[tuple[str, str]], raw: bytes) -> None:
     fields = [(key, value.encode("utf-8", "ignore").decode()) for key, value in fields]
-    message = channel.decode_message(channel.encode_message("op", fields, raw)[4:], [])
+    message = channel.decode_message(channel.encode_message("op", fields, raw)[4:])
     assert (message.op, message.fields, message.raw) == ("op", dict(fields), raw)
 
 

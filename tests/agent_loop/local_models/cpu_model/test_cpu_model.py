@@ -141,6 +141,7 @@ async def test_the_tokenizer_gives_the_servers_own_ids():
 async def test_a_prompt_beyond_the_servers_context_is_told_as_such():
     async with one_slot() as model:
         backend = model.backend()
+        assert await backend.context_tokens() == 1024
         with pytest.raises(ContextTooLong):
             await backend.generate([5] * 1100, Sampling(max_tokens=4))
         await backend.close()

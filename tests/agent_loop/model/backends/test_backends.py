@@ -211,6 +211,51 @@ async def test_the_model_can_be_asked_again(kind):
     assert scores == pytest.approx([own[4], own[1], own[2]])
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_the_models_context_length_is_told(kind):
+    async with StandIn(context_tokens=5000) as server:
+        backend = BACKENDS[kind](server.url)
+        assert await backend.context_tokens() == 5000
+        await backend.close()
+
+
+CARDS = [{"id": "base", "max_model_len": 40960}, {"id": "adapter", "parent": "base", "max_model_len": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "model", "length"),
+    [
+        # vllm-project/vllm#4643 and sglang's http_server.py, `available_models`; an adapter has no length of its own
+        ("vllm", {"/v1/models": {"data": CARDS}}, None, 40960),
+        ("sglang", {"/v1/models": {"data": CARDS}}, "adapter", 40960),
+        ("vllm", {"/v1/models": {"data": [*CARDS, {"id": "small", "max_model_len": 99}]}}, "small", 99),
+        # llama.cpp's tools/server/README.md: the context of one slot
+        ("llamacpp", {"/props": {"default_generation_settings": {"n_ctx": 8192}, "total_slots": 4}}, None, 8192),
+        # servers of trainers, and gateways
+        ("vllm-generate", {}, None, None),
+        ("vllm", {"/v1/models": {"data": [{"id": "m"}]}}, None, None),
+        ("sglang", {"/v1/models": []}, None, None),
+    ],
+)
+async def test_the_context_length_is_read_where_each_server_tells_it(kind, answers, model, length):
+    async def handle(request: web.Request) -> web.Response:
+        if request.path in answers:
+            return web.json_response(answers[request.path])
+        return web.json_response({"error": "no"}, status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    backend = BACKENDS[kind](f"http://127.0.0.1:{runner.addresses[0][1]}", model=model)
+    try:
+        assert await backend.context_tokens() == length
+    finally:
+        await backend.close()
+        await runner.cleanup()
+
+
 @pytest.mark.parametrize(
     ("path", "kind"), [("/props", LlamaCppBackend), ("/get_model_info", SGLangBackend), ("/version", VllmBackend)]
 )

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agent_loop.tools import ToolConfig
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -3,7 +3,7 @@
 import pytest
 import pytest_asyncio
 
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.turn.tool_call import ToolStatus
 
 ENGINES = [("strongest", "ripgrep"), ("strongest", "grep"), ("strongest", "busybox"), ("plain", "ripgrep")]
 pytestmark = [

@@ -6,8 +6,8 @@ import json
 import pytest
 import pytest_asyncio
 
-from agent_loop.tools import ScriptLimits, ToolConfig, ToolRuntime
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.tools import SandboxTools, ScriptLimits, ToolConfig
+from agent_loop.turn.tool_call import ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.tools_calls import Tools
 from support.tools_pythons import find_python
@@ -382,7 +382,7 @@ class TestLostSandbox:
             async def read_file(self, *_, **__):
                 raise SandboxLost("gone")
 
-        async with ToolRuntime(Breaking(), ["code_execution", "file", "terminal"], config) as runtime:
+        async with SandboxTools(Breaking(), ["code_execution", "file", "terminal"], config) as runtime:
             yield Tools(runtime, sandbox)
 
     async def test_a_fault_of_the_sandbox_ends_the_rollout_and_is_never_a_result(self, tools):

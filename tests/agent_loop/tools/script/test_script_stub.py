@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from agent_loop.tools.catalog import CATALOG
 from agent_loop.tools.script.execute_code import describe, script_source, signature, stub_module
-from agent_loop.tools.toolsets import resolve
+from agent_loop.tools.toolsets import CATALOG, resolve
 from support.tools_pythons import find_python
 
 SCRIPT_TOOLS = [tool for tool in CATALOG.values() if tool.script_parameters]

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from agent_loop.tools import ToolRuntime
-from agent_loop.turn.runtime import ToolStatus
+from agent_loop.tools import SandboxTools
+from agent_loop.turn.tool_call import ToolStatus
 from support.tools_calls import Tools
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -156,7 +156,7 @@ async def test_an_unknown_or_missing_id_is_an_error(tools):
 
 async def test_another_rollout_cannot_see_or_stop_it(tools, pool, spec):
     session_id = await start(tools, "sleep 30")
-    async with pool.lease("other", spec) as sandbox, ToolRuntime(sandbox, ["terminal"]) as runtime:
+    async with pool.lease("other", spec) as sandbox, SandboxTools(sandbox, ["terminal"]) as runtime:
         other = Tools(runtime, sandbox)
         assert (await other("process", action="list"))["processes"] == []
         for action in ("poll", "kill", "log"):
@@ -179,7 +179,7 @@ async def test_background_commands_start_where_the_shell_stands(tools):
 
 
 async def test_closing_the_runtime_ends_its_watchers(sandbox):
-    async with ToolRuntime(sandbox, ["terminal"]) as runtime:
+    async with SandboxTools(sandbox, ["terminal"]) as runtime:
         await runtime.call(
             "terminal", {"command": "sleep 30", "background": True, "notify_on_complete": True}, call_id="1"
         )

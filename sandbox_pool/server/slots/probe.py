@@ -1,0 +1,169 @@
+"""Finds the strongest isolation this place allows, by building a slot at each level and running a command in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import platform
+import select
+import sys
+import termios
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..faults import SlotError
+from ..isolation.cgroups import Cgroups
+from ..isolation.layers import make_layers_dir
+from ..isolation.levels import RANK, Level, Place, candidates, choose_uids
+from ..isolation.mask import build_mask
+from .slots import Builder
+from .zygote import BuildError, Zygote
+
+TERMINAL_WAIT_S = 2.0
+PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
+PROBE_TIMEOUT_S = 15.0
+
+
+class Host:
+    """The chosen level with what is needed to build slots at it."""
+
+    def __init__(self, zygote: Zygote, level: Level, builder: Builder, rejected: list[tuple[str, str]]) -> None:
+        self.zygote = zygote
+        self.level = level
+        self.builder = builder
+        self.rejected = rejected
+        self.on_lost: Callable[[], None] = lambda: None
+
+    def facts(self) -> dict[str, Any]:
+        """How slots are isolated here, for every client to see."""
+        return {
+            "isolation": self.level.name,
+            "variant": self.level.variant,
+            "isolation_reason": _reason(self.level, self.rejected),
+            "rejected": self.rejected,
+            "missing": [
+                *missing_limits(self.level, self.builder.cgroups),
+                *(() if controlling_terminal_works() else ("tty",)),
+            ],
+        }
+
+
+def _reason(level: Level, rejected: Sequence[tuple[str, str]]) -> str:
+    text = f"a slot was built and probed at level {level.label}"
+    if rejected:
+        text += "; stronger levels refused: " + ", ".join(f"{name} ({why})" for name, why in rejected)
+    return text
+
+
+def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
+    """Promises of a spec that cannot be kept here."""
+    missing = list(cgroups.missing)
+    if "pids" in missing and (level.user_ns or (level.own_uid and os.geteuid() == 0)):
+        missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
+    if not level.namespaces:
+        missing += ["disk"]
+        missing += ["loopback"] if level.landlock else ["network"]
+    if level.landlock and os.geteuid() != 0:
+        missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
+    return missing
+
+
+def controlling_terminal_works() -> bool:
+    """Found by writing to it from a process that has a new terminal."""
+    try:
+        ours, theirs = os.openpty()
+    except OSError:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        _write_and_exit(theirs)
+    os.close(theirs)
+    try:
+        arrived, _, _ = select.select([ours], [], [], TERMINAL_WAIT_S)
+        return bool(arrived) and os.read(ours, 1) == b"!"
+    except OSError:  # the other side was closed, and nothing had been written
+        return False
+    finally:
+        os.close(ours)
+        os.waitpid(pid, 0)
+
+
+def _write_and_exit(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        os.write(os.open("/dev/tty", os.O_RDWR), b"!")
+    os._exit(0)
+
+
+def unpack_helper(scratch: str) -> str:
+    """Put the helper that the packed server carries for this machine into the scratch directory; returns its path."""
+    machine, path = platform.machine(), os.path.join(scratch, "helper")
+    with zipfile.ZipFile(sys.argv[0]) as packed:
+        carried = [packed.read(name) for name in packed.namelist() if name.endswith(f"/slot-helper-{machine}")]
+    if not carried:
+        fix = "install hermes-rl from its wheel, or run `make helpers` in its checkout"
+        raise SlotError("refused", f"this slot server carries no helper for {machine}: {fix}")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
+        file.write(carried[0])
+    return path
+
+
+def _prepare(scratch: str) -> Place:
+    run_dir, layers = os.path.join(scratch, "run"), make_layers_dir(scratch)
+    os.makedirs(os.path.join(run_dir, "m"), exist_ok=True)
+    os.chmod(run_dir, 0o755)
+    mask = os.path.join(layers, "mask")
+    return Place(scratch, layers, mask, build_mask(mask), *choose_uids(scratch))
+
+
+async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
+    """The strongest level that works. Refuses when it is weaker than `minimum`."""
+    place = _prepare(scratch)
+    cgroups = Cgroups(scratch)
+    cgroups.setup()
+    found: list[Host] = []
+    zygote = Zygote([unpack_helper(scratch)], os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    rejected: list[tuple[str, str]] = []
+    for level in candidates(forced):
+        if RANK[level.name] < RANK[minimum]:
+            break
+        builder = Builder(zygote, level, place, cgroups)
+        problem = await _probe(builder)
+        if problem is None:
+            host = Host(zygote, level, builder, rejected)
+            found.append(host)
+            return host
+        rejected.append((level.label, problem))
+    zygote.close()
+    tried = "; ".join(f"{name}: {why}" for name, why in rejected)
+    raise SlotError("isolation", f"IsolationUnavailable: no level of at least {minimum!r} works here ({tried})")
+
+
+def _tell_lost(found: list[Host]) -> None:
+    for host in found:
+        host.on_lost()
+
+
+async def _probe(builder: Builder) -> str | None:
+    """None when a slot at this level can be built, run a command and be destroyed; else what went wrong."""
+    hidden_by = "user.overlay.opaque" if builder.level.user_ns else "trusted.overlay.opaque"
+    if builder.level.namespaces and hidden_by not in builder.place.opaque:
+        return f"directories of the host could not be hidden: no {hidden_by} attribute on the layers' file system"
+    try:
+        instance = await builder.build(0, PROBE_SPEC, ())
+    except (TimeoutError, BuildError, OSError) as error:
+        return str(error) or type(error).__name__
+    try:
+        job, _ = instance.start({"max_chars": 1000}, "echo $((6*7)); cat /proc/self/status | grep -c ^Name", b"")
+        message = await asyncio.wait_for(asyncio.shield(job.exit), PROBE_TIMEOUT_S)
+        if message.number("status") != 0 or not message.raw.startswith(b"42\n1\n"):
+            return f"a command in the slot failed: {message.raw[:200]!r}"
+    except (TimeoutError, SlotError) as error:
+        return f"a command in the slot failed: {error}"
+    finally:
+        problems = await builder.destroy(instance, 0)
+    return "; ".join(problems) or None
