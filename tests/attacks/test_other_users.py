@@ -19,7 +19,7 @@ from sandbox_pool.journal.owner import start_ticks, this_process
 from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.providers import local
 from sandbox_pool.providers.base import ProviderContext, load_provider
-from sandbox_pool.server import pack
+from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.host_files import NotPrivate, open_private
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user as well")
@@ -194,12 +194,12 @@ def _own_cache():
 def test_layers_are_not_put_into_a_folder_that_another_user_made(tmp_path):
     from sandbox_pool.server.isolation import layers
 
-    theirs = Path(layers.fallback_path(str(tmp_path)))
+    theirs = Path(layers.shared_memory_path(str(tmp_path)))
     plant_folder(theirs)
     (tmp_path / "layers").mkdir()
     try:
         as_nobody("touch", f"{theirs}/mine")
-        assert layers.usable_fallback(str(tmp_path)) is None
+        assert layers.usable_shared_memory(str(tmp_path)) is None
         layers.remove_layers_dir(str(tmp_path))
         assert (theirs / "mine").exists()
     finally:
