@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_pool.config import rank
 from sandbox_pool.journal.journal import Journal, JournalHost, JournalOwner
 from sandbox_pool.journal.owner import Owner, is_alive
 from sandbox_pool.providers.base import Closes, HostRecord, Provider, ProviderContext, load_provider
@@ -176,6 +177,10 @@ class _Collection:
             error = await _stop(host.provider, host.settings, self._state_dir, self._me, host.name)
         if error is None:
             await asyncio.to_thread(self._journal.forget, host.name)
+        if host.isolation and rank(host.isolation) > 0:
+            reason += (
+                f"; at the level {host.isolation} a process that hid itself before the host was killed may be left"
+            )
         self._note(host.name, host.provider, "failed" if error else "destroyed", error or reason)
 
     async def _destroy_unrecorded(self, place: ProviderPlace, record: HostRecord) -> None:
