@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from agent_loop.limits import Limits
     from agent_loop.loop import HermesAgentLoop
     from agent_loop.outcome import Outcome
-    from agent_loop.records.result import AgentResult, ToolError
+    from agent_loop.records.record import AgentResult, ToolError
 
 __all__ = ["AgentResult", "HermesAgentLoop", "Limits", "Outcome", "ToolError"]
 
 _HOMES = {
-    "AgentResult": "records.result",
+    "AgentResult": "records.record",
     "HermesAgentLoop": "loop",
     "Limits": "limits",
     "Outcome": "outcome",
-    "ToolError": "records.result",
+    "ToolError": "records.record",
 }
 
 

@@ -1,4 +1,4 @@
-"""Limits of a rollout and the order in which they are checked. Configuration only: `rollout.py` enforces.
+"""Limits of a rollout and the order in which they are checked. Configuration only: `loop.py` enforces.
 
 Order of checks. Before a turn:
 

@@ -25,8 +25,7 @@ from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
-from agent_loop.records.record import RolloutRecord
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult, RolloutRecord
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
@@ -192,9 +191,9 @@ class HermesAgentBaseEnv(AtroposEnv):
             self._model_context = opener.context_tokens
             return opened
         if self.server_configs[0].server_type == "openai":
-            from agent_loop.model.chat import as_model_server
+            from agent_loop.model.chat import ChatServer
 
-            return as_model_server(self.server)
+            return ChatServer(self.server)
         tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer_name)
         return await opener.record(AtroposServerBackend(self.server), tokenizer)
 

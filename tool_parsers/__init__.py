@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tool_parsers.registry import Parser, UnknownParser, get_parser, list_parsers, parse
-from tool_parsers.result import Malformed, Parsed, ToolCall
+from tool_parsers.engine import Parser
+from tool_parsers.registry import UnknownParser, get_parser, list_parsers, parse
 from tool_parsers.schema import Tools
+from tool_parsers.spec import Malformed, Parsed, ToolCall
 
 __all__ = ["Malformed", "Parsed", "Parser", "ToolCall", "Tools", "UnknownParser", "get_parser", "list_parsers", "parse"]

@@ -6,13 +6,14 @@ content or trailing text (structure markers aside).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tool_parsers.readers.headed import read_arguments
 from tool_parsers.readers.tagged import Tagged
-from tool_parsers.result import Malformed, Parsed, ToolCall
 from tool_parsers.schema import Tools
-from tool_parsers.spec import Format, Reading, Scan, Segment, Start
+from tool_parsers.spec import Format, Malformed, Parsed, Reading, Scan, Segment, Start, ToolCall
 from tool_parsers.text import Text
 
 
@@ -257,8 +258,26 @@ class Engine:
         return text
 
 
-def run(form: Format, raw: str, tools: Tools, start: Start | None, strict: bool) -> Parsed:
-    text = Text(raw)
-    while form.adapt is not None:
-        form = form.adapt(text)
-    return Engine(form, text, tools, start, strict).run()
+@dataclass(frozen=True)
+class Parser:
+    """One format, ready to parse."""
+
+    form: Format
+    strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """The canonical name of the format."""
+        return self.form.name
+
+    def parse(self, text: str, tools: Sequence[Any] | Tools | None = None, start: Start | None = "content") -> Parsed:
+        """Take one assistant turn apart; never raises on any text.
+
+        `tools` are OpenAI's schemas, or what `Tools.of` read from them. `start` says where the prompt left off:
+        `content`, `reasoning` (the prompt opened the thinking), `header` (message-structured formats), or None when
+        that is not known.
+        """
+        located, form = Text(text), self.form
+        while form.adapt is not None:
+            form = form.adapt(located)
+        return Engine(form, located, Tools.of(tools), start, self.strict).run()

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tool_parsers import engine
+from tool_parsers.engine import Parser
 from tool_parsers.formats import FORMATS
 from tool_parsers.response_template import format_from
-from tool_parsers.result import Parsed
-from tool_parsers.schema import Tools
-from tool_parsers.spec import Format, Start
+from tool_parsers.spec import Format, Parsed, Start
 from tool_parsers.text import Text
 
 
@@ -149,28 +147,6 @@ class UnknownParser(ValueError):
         self.nearest = tuple(nearest)
         hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
         super().__init__(f"no parser is named {name!r}{hint} (list_parsers() has them all)")
-
-
-@dataclass(frozen=True)
-class Parser:
-    """One format, ready to parse."""
-
-    form: Format
-    strict: bool = False
-
-    @property
-    def name(self) -> str:
-        """The canonical name of the format."""
-        return self.form.name
-
-    def parse(self, text: str, tools: Sequence[Any] | Tools | None = None, start: Start | None = "content") -> Parsed:
-        """Take one assistant turn apart; never raises on any text.
-
-        `tools` are OpenAI's schemas, or what `Tools.of` read from them. `start` says where the prompt left off:
-        `content`, `reasoning` (the prompt opened the thinking), `header` (message-structured formats), or None when
-        that is not known.
-        """
-        return engine.run(self.form, text, Tools.of(tools), start, self.strict)
 
 
 def _key(name: str) -> str:

@@ -14,9 +14,8 @@ from typing import Any
 
 from tool_parsers.formats.literal import Literal
 from tool_parsers.readers.headed import Arguments, read_json_arguments
-from tool_parsers.readers.json_calls import JsonCalls
+from tool_parsers.readers.json_calls import DEFAULT_KEYS, JsonCalls, Keys
 from tool_parsers.readers.tagged import Tagged
-from tool_parsers.shapes import DEFAULT_KEYS, Keys
 from tool_parsers.spec import Format, Reader, Reading, Reasoning, Scan
 
 

@@ -10,9 +10,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from tool_parsers.result import Malformed, ToolCall
 from tool_parsers.schema import Tools
 from tool_parsers.text import Text
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: dict[str, Any]
+    raw: str
+    """The text of this call as the model wrote it; `span` is its place in the input."""
+    span: tuple[int, int]
+    complete: bool = True
+    """False when the text ended, or the next call began, before the call's closing marker."""
+    declared: bool | None = None
+    """Whether the name is among the tools given; None when no tools were given."""
+    repaired: tuple[str, ...] = ()
+    """Classes of repair the arguments needed, in order of first use."""
+    error: str | None = None
+    """None, or one sentence the model could act on; then `arguments` is empty and the call must not run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call can run."""
+        return self.error is None
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A place where a call began but not even a name could be read."""
+
+    message: str
+    raw: str
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """One assistant turn, taken apart."""
+
+    content: str = ""
+    """Text before the first call (formats that mix text and calls join all of it here)."""
+    trailing: str = ""
+    """Text after the first call."""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    errors: tuple[Malformed, ...] = field(default=())
+
+    @property
+    def good_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that can run."""
+        return tuple(call for call in self.calls if call.ok)
+
 
 MAX_NAME = 256
 """Longer names are not names: a bound on every header search."""

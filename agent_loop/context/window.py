@@ -67,17 +67,14 @@ class ContextWindow:
         self._conversation = conversation
         self._tools = list(tools)
         self._messages = list(messages)
-        self._head = 0
-        self._tools_tokens = 0
+        self._opening = len(self._messages)
         self._tokens = 0
         # A conversation that knows its length needs no second count.
         self._counting = policy.max_tokens is not None and conversation.prompt_tokens() is None
-        if policy.max_tokens is not None:
-            self._head = head_length(self._messages)
-            self._tools_tokens = estimate_tools(self._tools)
         if self._counting:
             counted = server.count_tokens(self._messages, self._tools)
-            self._tokens = self._tools_tokens + sum(map(estimate, self._messages)) if counted is None else counted
+            estimated = estimate_tools(self._tools) + sum(map(estimate, self._messages)) if counted is None else 0
+            self._tokens = estimated if counted is None else counted
 
     def append(self, messages: Sequence[Message]) -> None:
         """Follow messages that were appended to the conversation, and count only them."""
@@ -117,7 +114,8 @@ class ContextWindow:
     async def _truncate(self, size: int, limit: int) -> dict[str, Any]:
         strategies = self._policy.strategies or default_strategies()
         goal = Goal(limit, int(limit * self._policy.low_water))
-        before = build_view(self._messages, self._head, self._policy.keep_recent, self._tools_tokens)
+        head = head_length(self._messages[: self._opening])
+        before = build_view(self._messages, head, self._policy.keep_recent, estimate_tools(self._tools))
         view = before = replace(before, scale=size / max(before.tokens(), 1))
         tokens = size
         for _ in range(MAX_ROUNDS):

@@ -16,7 +16,6 @@ from agent_loop.model.contract import (
     Conversation,
     Message,
     ModelRefused,
-    ModelServer,
     ModelTurn,
     Sampling,
     Segment,
@@ -197,13 +196,6 @@ def parsed_turn(turn: ModelTurn, parser: TextParser, tools: Sequence[ToolSchema]
         calls=parsed_calls(parsed),
         reasoning=turn.reasoning or parsed.reasoning or None,
     )
-
-
-def as_model_server(server: Any, model: str | None = None, parser: TextParser | str | None = None) -> ModelServer:
-    """A `ModelServer` of whatever the user has: one already, an `AsyncOpenAI`, or a `chat_completion` server."""
-    if callable(getattr(server, "open", None)) and callable(getattr(server, "count_tokens", None)):
-        return server  # type: ignore[no-any-return]
-    return ChatServer(server, model, parser)
 
 
 def get(thing: Any, name: str) -> Any:

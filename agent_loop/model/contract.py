@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agent_loop.turn.tool_call import ToolCallRecord
 
@@ -92,6 +92,7 @@ class Conversation(Protocol):
         """`AgentResult.managed_state` as the rollout ended, or what makes it: few ask for it."""
 
 
+@runtime_checkable
 class ModelServer(Protocol):
     """Where conversations are opened; shared by all rollouts."""
 

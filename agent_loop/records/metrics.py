@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import TurnRecord
+from agent_loop.records.record import TurnRecord
 from agent_loop.turn.tool_call import ToolCallRecord, ToolStatus
 
 _COUNTED_ALONE = (

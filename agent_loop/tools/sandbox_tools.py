@@ -59,8 +59,8 @@ class SandboxTools:
         self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
-        policy_check = PolicyCheck(config.policy, sandbox.isolation, ask)
-        self._policy_check = policy_check if policy_check.active else None
+        decides = config.policy.rules or config.policy.default != "allow"
+        self._policy_check = PolicyCheck(config.policy, sandbox.isolation, ask) if decides else None
         self._ctx = CallContext(
             sandbox=sandbox,
             config=config,

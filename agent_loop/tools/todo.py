@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema
@@ -10,11 +11,11 @@ STATUSES = ("pending", "in_progress", "completed", "cancelled")
 MAX_ITEMS = 200
 
 
+@dataclass
 class TodoList:
     """Ordered items with unique ids; order is priority."""
 
-    def __init__(self) -> None:
-        self._items: dict[str, dict[str, str]] = {}
+    _items: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def replace(self, items: list[dict[str, Any]]) -> None:
         """Start over with these items; of items with the same id the last one counts."""

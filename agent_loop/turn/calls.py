@@ -15,7 +15,7 @@ from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten
 from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelTurn, ToolSchema
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import ToolError, TurnRecord
+from agent_loop.records.record import ToolError, TurnRecord
 from agent_loop.turn.arguments import normalize
 from agent_loop.turn.messages import sendable, shown, tool_message
 from agent_loop.turn.runtime import ToolRuntime, error_text

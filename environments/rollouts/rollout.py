@@ -17,8 +17,7 @@ from typing import Any
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.tools import SandboxTools
 from environments.atropos.packing import ScoredRollout
 from environments.rollouts.planning import RolloutJob

@@ -15,12 +15,11 @@ from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, ScratchFull, StaleLease
 from sandbox_pool.journal.journal import JournalLease, LeaseLog
 from sandbox_pool.pool.fleet import Fleet
-from sandbox_pool.pool.host import Grant, PooledHost
+from sandbox_pool.pool.host import Grant, PooledHost, plan
+from sandbox_pool.pool.lease import Waiter, WaitQueue
 from sandbox_pool.pool.metrics import PoolMetrics
-from sandbox_pool.pool.scaling import plan
 from sandbox_pool.pool.snapshot_places import SnapshotLocator
 from sandbox_pool.pool.status import describe_wait
-from sandbox_pool.pool.waiting import Waiter, WaitQueue
 from sandbox_pool.spec import SandboxSpec
 from sandbox_pool.task_set import TaskSet
 

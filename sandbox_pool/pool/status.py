@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from sandbox_pool.pool.dispatch import Dispatcher
     from sandbox_pool.pool.fleet import Fleet
     from sandbox_pool.pool.host import PooledHost
+    from sandbox_pool.pool.lease import Waiter, WaitQueue
     from sandbox_pool.pool.metrics import PoolMetrics
-    from sandbox_pool.pool.waiting import Waiter, WaitQueue
 
 SHOWN_HOLDERS = 5
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +310,8 @@ class LocalProvider:
                 cwd="/",
                 # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers properly.
                 start_new_session=True,
-                user=None if user is None else user.pw_uid,
-                group=None if user is None else user.pw_gid,
-                extra_groups=None if user is None else [],
+                # uvloop has no `user`, `group` and `extra_groups`
+                preexec_fn=None if user is None else partial(_become, user.pw_uid, user.pw_gid),
             )
 
     async def _ready(self, directory: Path, process: asyncio.subprocess.Process) -> dict[str, Any]:
@@ -333,6 +333,12 @@ class LocalProvider:
             await _end_child(process)
         elif _is_running(directory, record):
             await _end_by_pid(directory, record)
+
+
+def _become(uid: int, gid: int) -> None:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
 
 
 def _server_environment() -> dict[str, str]:

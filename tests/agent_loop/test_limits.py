@@ -11,7 +11,7 @@ from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import Sampling
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult
 from agent_loop.turn.calls import earliest
 from agent_loop.turn.tool_call import ToolStatus
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, says, tool, user

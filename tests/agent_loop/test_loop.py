@@ -18,8 +18,7 @@ from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import Message, ModelRefused, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, record_of, says, tool, user

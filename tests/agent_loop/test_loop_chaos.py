@@ -21,7 +21,7 @@ from agent_loop.model.chat import ChatServer
 from agent_loop.model.contract import ContextTooLong, ModelError, ModelRefused, ModelTurn, ModelUnavailable
 from agent_loop.model.errors import RetryPolicy
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxFileError, SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, record_of, says, tool, user

@@ -21,7 +21,7 @@ from agent_loop.model.errors import RetryPolicy
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult
 from agent_loop.records.verify import verify
 from support.loop_servers import assert_paired, record_of, tool, user
 from tool_parsers import get_parser

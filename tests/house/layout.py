@@ -12,10 +12,11 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("hermes_rl", "environments", "agent_loop", "tool_parsers", "sandbox_pool")
@@ -143,7 +144,12 @@ class Way:
                 self.files.add(str(place))
 
 
-async def way_of_a_call() -> list[str]:
+async def every_time(way: Callable[[], Awaitable[set[str]]], runs: int = 3) -> list[str]:
+    """The files that are on a way in each of several runs: the others are background work that ran meanwhile."""
+    return sorted(set.intersection(*[await way() for _ in range(runs)]))
+
+
+async def way_of_a_call() -> set[str]:
     """One call of the terminal, from the turn that asks for it to the message that answers, in a leased slot."""
     from agent_loop import HermesAgentLoop
     from agent_loop.tools import SandboxTools
@@ -159,12 +165,13 @@ async def way_of_a_call() -> list[str]:
             with way:
                 result = await loop.run([{"role": "user", "content": "look"}])
     assert "found" in result.messages[2]["content"]
-    return sorted(way.files)
+    return way.files
 
 
-async def way_of_a_group() -> list[str]:
-    """One group from its start to the POST that delivers it to a real run-api; pool and model are open already."""
+async def way_of_a_group() -> set[str]:
+    """One group from its start to the POST that delivers it to a real run-api."""
     from agent_loop.local_models.standin import StandIn
+    from environments.atropos.api import RolloutApi
     from environments.launch import load_environment
     from support.atropos_api import Trainer, run_api
     from support.env_serve import ServedEnv, play
@@ -176,17 +183,28 @@ async def way_of_a_group() -> list[str]:
         async with StandIn(play) as standin:
             settings = ServedEnv(Path(folder), "finite", api.url, standin.url, items=1).path
             env = load_environment(settings)
-            await env.open_up()
-            with way:
+            run_group, send_group = env.collect_trajectories, RolloutApi.send_group
+
+            async def from_here_on(item: Any) -> Any:
+                way.__enter__()
+                return await run_group(item)
+
+            async def up_to_here(api: RolloutApi, body: bytes) -> str:
+                answer = await send_group(api, body)
+                way.__exit__()
+                return answer
+
+            env.collect_trajectories = from_here_on
+            with mock.patch.object(RolloutApi, "send_group", up_to_here):
                 await env.env_manager()
         await asyncio.to_thread(trainer.pull_until, 1)
-    return sorted(way.files)
+    return way.files
 
 
 def main() -> None:
     """Print every figure."""
     folder, most = modules_per_folder().most_common(1)[0]
-    call, group = asyncio.run(way_of_a_call()), asyncio.run(way_of_a_group())
+    call, group = (asyncio.run(every_time(way)) for way in (way_of_a_call, way_of_a_group))
     rows = {
         "lines of source": lines_of_source(),
         "modules": len(modules()),

@@ -87,7 +87,7 @@ def test_user_programs_pass_mypy_strict_against_the_wheel(venv: Path, site: Path
     done = python(tmp_path, "-m", "mypy", *options, "--cache-dir", str(ROOT / ".mypy_cache" / "door"), *programs)
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'Revealed type is "sandbox_pool.pool.pool.SlotPool"' in done.stdout
-    assert 'Revealed type is "tool_parsers.registry.Parser"' in done.stdout
+    assert 'Revealed type is "tool_parsers.engine.Parser"' in done.stdout
 
 
 @pytest.mark.parametrize("package", PACKAGES[1:])

@@ -29,13 +29,13 @@ def test_nothing_private_is_imported_from_another_package():
 
 
 async def test_one_terminal_call_passes_few_files():
-    files = await layout.way_of_a_call()
+    files = await layout.every_time(layout.way_of_a_call)
     assert "agent_loop/loop.py" in files
     assert len(files) <= 25, "\n".join(files)
 
 
 @pytest.mark.timeout(240)
 async def test_one_group_passes_few_files():
-    files = await layout.way_of_a_group()
+    files = await layout.every_time(layout.way_of_a_group)
     assert {"environments/base.py", "environments/atropos/outbox.py"} <= set(files)
     assert len(files) <= 55, "\n".join(files)

@@ -25,8 +25,7 @@ from pydantic_core import PydanticUndefined
 from agent_loop.limits import Limits
 from agent_loop.model.contract import Sampling, Segment
 from agent_loop.outcome import Outcome
-from agent_loop.records.record import RolloutRecord, SampledCall
-from agent_loop.records.result import AgentResult, ToolCallRecord, ToolError, TurnRecord
+from agent_loop.records.record import AgentResult, RolloutRecord, SampledCall, ToolCallRecord, ToolError, TurnRecord
 from agent_loop.turn.runtime import ToolStatus
 from environments.apps.cli import main as cli
 from environments.code_tasks.code_env import CodeTasksConfig
@@ -225,12 +224,10 @@ def flags_table(parser: argparse.ArgumentParser) -> str:
 
 def commands_page() -> str:
     parts = [COMMANDS]
-    for name in cli.VERBS:
+    for name, line in cli.VERBS.items():
         verb = cli.load_verb(name)
         parser = dict(subcommands(cli.build_parser([name])))[name]
-        parts.append(
-            f"\n## {name}\n\n{verb.HELP[0].upper()}{verb.HELP[1:]}.\n\n    {verb.EXAMPLE}\n\n{flags_table(parser)}"
-        )
+        parts.append(f"\n## {name}\n\n{line[0].upper()}{line[1:]}.\n\n    {verb.EXAMPLE}\n\n{flags_table(parser)}")
         for action, inner in subcommands(parser):
             parts.append(f"\n### {name} {action}\n\n{flags_table(inner)}")
     return "".join(parts)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent_loop.model.contract import Conversation, Message, ModelTurn, Sampling, Segment, ToolSchema
-from agent_loop.records.record import RolloutRecord
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.tool_call import MALFORMED_NAME, ToolCallRecord
 
 

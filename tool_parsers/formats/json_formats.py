@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from tool_parsers.readers.json_calls import JsonCalls
-from tool_parsers.shapes import Keys
+from tool_parsers.readers.json_calls import JsonCalls, Keys
 from tool_parsers.spec import THINK_IMPLICIT, Format, Reading, Reasoning, Scan
 
 _HERMES = JsonCalls(("<tool_call>",), ("</tool_call>",))

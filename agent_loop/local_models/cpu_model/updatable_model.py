@@ -3,9 +3,9 @@
 `async with UpdatableModel(weights="Q8_0") as model:` serves llama.cpp's own API at `model.url`. What it adds:
 
 - `/completion` waits while sampling is paused; `/eval/completion` never does.
-- Requests of one group are merged (merge.py) and sent one merged request at a time; instead of the server's prompt
-  cache, a beginning that all prompts share is read once (`share_prefix`): the tokens depend on prompt, seed and weights
-  alone, not on other requests. Evaluation keeps the cache: it is repeatable up to rounding.
+- Requests of one group are merged (shared_reading.py) and sent one merged request at a time. Instead of the server's
+  prompt cache, a beginning that all prompts share is read once (`share_prefix`): the tokens depend on prompt, seed and
+  weights alone, not on other requests. Evaluation keeps the cache: it is repeatable up to rounding.
 - `POST /control/pause`: pauses sampling; answers when no request is under way.
 - `POST /control/weights {"adapter": PATH, "version": "7"}`: a new server with these weights takes over when the old
   one has answered its last request; then `before_open("7")` is awaited and sampling goes on.
@@ -30,8 +30,7 @@ import orjson
 from aiohttp import web
 
 from agent_loop.local_models.cpu_model.llama_server import CpuModel, CpuModelError
-from agent_loop.local_models.cpu_model.merge import Merger
-from agent_loop.local_models.cpu_model.prefix import SharedPrefix
+from agent_loop.local_models.cpu_model.shared_reading import Merger, SharedPrefix
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 
 

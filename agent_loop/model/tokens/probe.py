@@ -16,6 +16,7 @@ from agent_loop.model.tokens.template import (
     LOCAL_HISTORY,
     MARKER,
     ChatTemplate,
+    MessageShape,
     Renderer,
     TemplateRefused,
     Tokenizer,
@@ -26,7 +27,6 @@ from agent_loop.model.tokens.template import (
     special_texts,
     split_after_marker,
 )
-from agent_loop.model.tokens.template_messages import MessageShape
 
 TOOL: ToolSchema = {
     "type": "function",

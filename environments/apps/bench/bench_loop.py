@@ -43,7 +43,7 @@ from environments.errors import UsageError
 from tool_parsers import get_parser
 
 if TYPE_CHECKING:
-    from agent_loop.records.result import AgentResult
+    from agent_loop.records.record import AgentResult
 
 KINDS = ("stand-in", "in-process", "text")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_loop.local_models.cpu_model.prefix import common_prefix
+from agent_loop.local_models.cpu_model.shared_reading import common_prefix
 from agent_loop.model.backends.backend import GROUP
 from agent_loop.records.record import RolloutRecord
 from environments.apps.learn.plan import LearnRunConfig

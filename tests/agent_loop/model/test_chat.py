@@ -10,11 +10,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.chat import ChatServer, as_model_server, extract_reasoning
+from agent_loop.model.chat import ChatServer, extract_reasoning
 from agent_loop.model.contract import ModelError, ModelRefused, ModelUnavailable, Sampling
 from agent_loop.model.errors import RetryPolicy, translate
 from agent_loop.outcome import Outcome
-from agent_loop.records.result import AgentResult
+from agent_loop.records.record import AgentResult
 from agent_loop.turn.tool_call import ToolStatus
 from support.loop_chat_server import chat_server, message, tool_call
 from support.loop_servers import ScriptedServer, assert_paired, echo, says, tool, user
@@ -216,16 +216,16 @@ async def test_dropped_connections_of_a_server_in_hermes_agents_style_are_tried_
     assert result.outcome is Outcome.FINISHED
 
 
-def test_a_model_server_is_taken_as_it_is():
-    server = ScriptedServer(says("x"))
-    assert as_model_server(server) is server
+async def test_a_model_server_is_taken_as_it_is():
+    result = await HermesAgentLoop(ScriptedServer(says("x"))).run(user())
+    assert result.messages[-1]["content"] == "x"
 
 
-def test_what_is_no_server_is_refused_with_what_would_be_one():
+def test_what_is_not_a_server_is_refused_with_what_would_be_one():
     with pytest.raises(TypeError, match="chat_completion"):
-        as_model_server(object())
+        HermesAgentLoop(object())
     with pytest.raises(ValueError, match="model="):
-        as_model_server(AsyncOpenAI(base_url="http://127.0.0.1:1", api_key="x"))
+        HermesAgentLoop(AsyncOpenAI(base_url="http://127.0.0.1:1", api_key="x"))
 
 
 async def test_a_failed_request_leaves_the_conversation_as_it_was():

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_pool.config import PoolConfig
-from sandbox_pool.pool.scaling import HostView, plan
+from sandbox_pool.pool.host import HostView, plan
 
 CONFIG = PoolConfig(slots_per_host=4, min_hosts=0, max_hosts=3, max_starting=2, idle_s=60.0)
 

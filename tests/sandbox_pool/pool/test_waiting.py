@@ -1,6 +1,6 @@
 import asyncio
 
-from sandbox_pool.pool.waiting import Waiter, WaitQueue
+from sandbox_pool.pool.lease import Waiter, WaitQueue
 from sandbox_pool.spec import SandboxSpec
 
 

@@ -9,8 +9,7 @@ import aiohttp
 import pytest
 
 from agent_loop.local_models.cpu_model import UpdatableModel
-from agent_loop.local_models.cpu_model.merge import Merger
-from agent_loop.local_models.cpu_model.prefix import common_prefix
+from agent_loop.local_models.cpu_model.shared_reading import Merger, common_prefix
 from agent_loop.model.backends.llamacpp import LlamaCppBackend
 from agent_loop.model.contract import Sampling
 from support.pool_wait import eventually
