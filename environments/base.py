@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import environments.atropos.wandb_folders  # noqa: F401 - before atroposlib  # isort: skip
 from atroposlib.envs.base import APIServerConfig
 
 from agent_loop.limits import Limits

@@ -24,6 +24,7 @@ from sandbox_pool.errors import (
     SandboxLost,
     ScratchFull,
     StaleLease,
+    StateError,
 )
 from sandbox_pool.results import ExecResult, FileStat, LogChunk, Truncation
 
@@ -62,6 +63,7 @@ __all__ = [
     "ScratchFull",
     "SlotPool",
     "StaleLease",
+    "StateError",
     "Truncation",
 ]
 

@@ -7,9 +7,12 @@ SandboxError
   + SandboxFileError        a file call was refused (also an OSError)
   + IsolationUnavailable    less isolation than `min_isolation`
   + HostStartFailed         no slot server could be started
+    + PlaceUnreachable      the place was never reached: nothing can exist there
   + ScratchFull             no scratch space left
   + ProtocolError           client and server do not understand each other
   + PoolClosed              the pool is shutting down
+  + StateError              the state directory, journal or scratch space cannot be used as it is set
+    + JournalDamaged        the journal cannot be read and has to be rebuilt
   + NomadError              (providers/nomad) Nomad refused or did not answer
   + ModalFault              (providers/modal) Modal refused
     + ModalMissing          it does not have what was asked for
@@ -47,6 +50,10 @@ class HostStartFailed(SandboxError):
     """A provider could not start a slot server."""
 
 
+class PlaceUnreachable(HostStartFailed):
+    """The request to create a host never got to its place, or was refused there: nothing exists under its name."""
+
+
 class ScratchFull(SandboxError):
     """The scratch space of the slots is full."""
 
@@ -57,6 +64,14 @@ class ProtocolError(SandboxError):
 
 class PoolClosed(SandboxError):
     """The pool is shutting down."""
+
+
+class StateError(SandboxError):
+    """The state directory, the journal or the scratch space cannot be used; the message says what would help."""
+
+
+class JournalDamaged(StateError):
+    """The journal cannot be read; `hermes-rl pool gc --rebuild` sets it aside and starts a new one."""
 
 
 class SandboxFileError(SandboxError, OSError):

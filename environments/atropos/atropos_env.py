@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import environments.atropos.wandb_folders  # noqa: F401 - before atroposlib  # isort: skip
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager

@@ -11,15 +11,12 @@ they wait for a second.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import errno
 import json
+import logging
 import os
 import shlex
-import shutil
 import stat
-import tempfile
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,9 +24,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from environments.sandboxes import Pool, Sandbox
-from sandbox_pool.journal.owner import Owner, is_alive, this_process
+from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
+from sandbox_pool.server.host_files import remove_tree
 from sandbox_pool.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
 
 CallTool = Callable[[Sandbox, str, dict[str, Any]], Awaitable[str]]
 """Runs one tool of the model on a sandbox and gives the text that the model would read."""
@@ -146,38 +146,6 @@ def _hit(line: str) -> SearchHit:
     return SearchHit(path, int(number), text)
 
 
-_swept: set[tuple[int, Path]] = set()
-_lock = threading.Lock()
-
-
-def make_owned_folder(prefix: str, root: Path | None = None) -> Path:
-    """A new empty folder of this process; the first call also removes what killed processes left."""
-    root = root or Path(tempfile.gettempdir()) / f"hermes-rl-folders-{os.getuid()}"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = root / this_process().tag()
-    with _lock:
-        if (os.getpid(), root) not in _swept:
-            sweep(root)
-            atexit.register(shutil.rmtree, own, ignore_errors=True)
-            _swept.add((os.getpid(), root))
-        own.mkdir(mode=0o700, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=own))
-
-
-def sweep(root: Path) -> list[Path]:
-    """Remove the folders of processes that are gone; which ones."""
-    removed = []
-    for folder in root.iterdir():
-        try:
-            owner = Owner.parse(folder.name)
-        except ValueError:
-            continue  # not one of ours
-        if not is_alive(owner, heartbeat_age_s=None):
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder)
-    return removed
-
-
 MAX_LINKS = 40
 
 
@@ -212,7 +180,8 @@ class FrozenWorkspace:
 
     async def close(self) -> None:
         """Remove the copy from the host."""
-        await asyncio.to_thread(shutil.rmtree, self._directory, True)
+        if problems := await asyncio.to_thread(remove_tree, self._directory):
+            log.warning("a copy of a workspace stays until this process ends: %s", "; ".join(problems))
 
 
 class AgentState:

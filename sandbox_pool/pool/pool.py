@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sandbox_pool.config import PoolConfig
-from sandbox_pool.errors import PoolClosed
+from sandbox_pool.errors import PoolClosed, StateError
 from sandbox_pool.journal.gc import claim_running, collect_orphans
 from sandbox_pool.journal.journal import Journal, LeaseLog
 from sandbox_pool.journal.owner import this_process
@@ -262,7 +262,14 @@ class SlotPool:
             self._dispatcher.fleet_changed()
             if time.monotonic() - beaten_s > HEARTBEAT_S:
                 beaten_s = time.monotonic()
-                await asyncio.to_thread(self._journal.beat, self.owner)
+                await self._beat()
+
+    async def _beat(self) -> None:
+        try:
+            await asyncio.to_thread(self._journal.beat, self.owner)
+        except StateError as error:
+            # Leases go on without it; on this machine the owner's process itself shows that it lives.
+            log.warning("the heartbeat of this pool cannot be written: %s", error)
 
     async def _collect(self) -> None:
         """Remove what dead processes left behind, while this pool is already serving."""
@@ -271,8 +278,10 @@ class SlotPool:
         except Exception as error:  # noqa: BLE001 - leftovers of others must not stop this pool; gc shows the same fault
             log.warning("leftovers of earlier runs could not be removed: %s", error)
             return
-        if report.actions:
-            log.info("leftovers of earlier runs: %s", "; ".join(action.text() for action in report.actions))
+        for action in report.actions:
+            # Another place's trouble is for `pool gc` to tell, not for every run.
+            told = action.done == "destroyed" or action.provider == self.config.provider
+            log.log(logging.INFO if told else logging.DEBUG, "leftovers of earlier runs: %s", action.text())
 
 
 async def call_in_loop(

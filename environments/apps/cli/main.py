@@ -118,6 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`hermes-rl ... | head`): nothing to report, nobody to report it to.
         sys.stderr.close()
         return 141
+    except Exception as error:
+        from sandbox_pool.errors import SandboxError  # not before `check_packages` has found it
+
+        if not isinstance(error, SandboxError):
+            raise
+        sys.stderr.write(f"hermes-rl: {error}\n")
+        return 2
 
 
 if __name__ == "__main__":

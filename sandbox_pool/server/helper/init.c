@@ -123,6 +123,9 @@ void init_main(int control) {
         make_directories(slot.home, 0700);
     } else {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        /* Nothing ends a slot's processes with their init here: it outlives the server to kill them itself. The end of
+         * the control socket tells it. */
+        prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
     }
     errno = 0;
     const char *failed = drop_init_privileges();

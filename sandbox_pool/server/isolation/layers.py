@@ -8,7 +8,8 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import shutil
+
+from ..host_files import check_private, open_private, remove_tree
 
 CLONE_NEWNS = 0x00020000
 MS_NOSUID_NODEV = 2 | 4
@@ -37,12 +38,20 @@ def make_layers_dir(scratch: str) -> str:
     os.makedirs(path, mode=0o711, exist_ok=True)
     if os.stat(path).st_dev != os.stat("/").st_dev or (os.geteuid() == 0 and _private_tmpfs(path)):
         return path
+    return usable_shared_memory(scratch) or path
+
+
+def usable_shared_memory(scratch: str) -> str | None:
+    """A folder of this user alone in shared memory; None where there is none, or another user has made it first."""
     other = shared_memory_path(scratch)
-    with contextlib.suppress(OSError):
-        os.makedirs(other, mode=0o700, exist_ok=True)
-        if os.stat(other).st_dev != os.stat("/").st_dev:
-            return other
-    return path
+    try:
+        fd = open_private(other)
+    except OSError:
+        return None
+    try:
+        return other if os.fstat(fd).st_dev != os.stat("/").st_dev else None
+    finally:
+        os.close(fd)
 
 
 def remove_layers_dir(scratch: str) -> None:
@@ -50,5 +59,7 @@ def remove_layers_dir(scratch: str) -> None:
     path = os.path.join(scratch, "layers")
     if os.path.ismount(path):
         ctypes.CDLL(None).umount2(path.encode(), MNT_DETACH)
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(shared_memory_path(scratch), ignore_errors=True)
+    remove_tree(path)
+    with contextlib.suppress(OSError):
+        if check_private(shared_memory_path(scratch)):
+            remove_tree(shared_memory_path(scratch))

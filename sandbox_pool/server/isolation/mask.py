@@ -7,9 +7,10 @@ visible; home directories, scratch space, logs, sockets and files that ordinary 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator
+
+from ..host_files import remove_tree
 
 VISIBLE = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt", "var"}
 VISIBLE_VAR = {"lib", "cache"}
@@ -24,7 +25,7 @@ OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 
 def build_mask(target: str, root: str = "/") -> frozenset[str]:
     """Make the layer at `target`; returns the attributes that mark a directory as hiding the one below."""
-    shutil.rmtree(target, ignore_errors=True)
+    remove_tree(target)
     os.makedirs(target, 0o755)
     os.chmod(target, 0o755)
     _hide_others(root, target, VISIBLE)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
-import shutil
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..faults import SlotError
+from ..host_files import remove_tree
 from ..isolation.levels import Level, Place, run_uid
 from .file_worker import Worker
 from .instance import Instance
@@ -93,7 +94,7 @@ class SnapshotStore:
             try:
                 await self._unpack(target, source.read)
             except BaseException:
-                shutil.rmtree(target, ignore_errors=True)
+                await asyncio.to_thread(remove_tree, target)
                 raise
         base = slot.layers if self._level.namespaces else ()
         layers = (*self._publish([target]), *base)
@@ -134,7 +135,9 @@ class SnapshotStore:
         for entry in os.listdir(self._directory):
             path = os.path.join(self._directory, entry)
             if path not in needed and not entry.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
+                gone = self._new_directory()
+                os.replace(path, gone)
+                asyncio.get_running_loop().run_in_executor(None, remove_tree, gone)
 
     async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
         """The snapshot as a byte stream for another host."""
@@ -172,7 +175,7 @@ class SnapshotStore:
                 await self._unpack(layers[-1], records.layer)
         except BaseException:
             for layer in layers:
-                shutil.rmtree(layer, ignore_errors=True)
+                await asyncio.to_thread(remove_tree, layer)
             raise
         return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"], facts["root"]))
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError
+from ..host_files import remove_tree
 from ..isolation.cgroups import Cgroups
 from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.shared_memory import remove_shared_of
@@ -138,13 +138,12 @@ class Builder:
         if left:
             problems.append(f"processes left: {left[:5]}")
         if not self.level.namespaces:
-            problems += self._remove_directories(index)
+            problems += await asyncio.to_thread(self._remove_directories, index)
         return problems
 
     def _remove_directories(self, index: int) -> list[str]:
         root = slot_root(self.place, index)
-        failures: list[str] = []
-        shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
+        failures = remove_tree(root)
         owner = run_uid(self.level, self.place, index)
         if owner is not None:
             failures += remove_shared_of(owner)

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,7 @@ async def test_the_same_name_again_is_the_same_host_for_any_process(make_provide
     another = make_provider()
     assert (await another.start("h1", SPEC)) == first
     await another.stop("h1")
+    await provider.stop("h1")
     assert await provider.list() == []
 
 
@@ -98,6 +99,27 @@ async def test_the_server_sees_nothing_of_the_clients_environment(make_provider,
     assert b"sk-secret" not in visible
     assert host.token.encode() not in visible
     await provider.stop("h1")
+
+
+async def test_a_python_that_needs_its_libraries_named_can_run_the_server_and_slots_see_nothing_of_it(
+    make_provider, monkeypatch, tmp_path
+):
+    """As the Pythons of HPC modules do."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+[ "$LD_LIBRARY_PATH" = /opt/module/lib ] || {{ echo "libpython3.so: cannot open shared object file" >&2; exit 127; }}
+exec {sys.executable} "$@"
+""")
+    python.chmod(0o755)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/module/lib")
+    provider = make_provider({"python": str(python)})
+    host = await provider.start("h1", SPEC)
+    client = await HostClient.connect(host.address, host.token)
+    sandbox = await client.lease(0, task_id="t", spec=SPEC)
+    result = await sandbox.exec("env; cat /proc/1/environ")
+    await client.close()
+    await provider.stop("h1")
+    assert "LD_LIBRARY_PATH" not in result.output
 
 
 async def test_signals_that_the_client_ignores_are_not_ignored_in_slots(make_provider):
@@ -163,7 +185,7 @@ async def test_something_that_cannot_be_removed_is_an_error_and_not_silence(make
     provider = make_provider()
     stray = tmp_path / "s" / f"hermes-rl-{os.getuid()}" / "stray"
     stray.mkdir(parents=True)
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr("sandbox_pool.providers.local.remove_tree", lambda path: [f"{path}: busy"])
     with pytest.raises(Exception, match="could not be removed"):
         await provider.stop("stray")
 
