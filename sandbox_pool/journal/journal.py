@@ -186,8 +186,8 @@ def _state_error(path: Path, error: Exception) -> StateError:
             f"the journal {path} cannot be written ({error}): free some disk space, or set another `state_dir`"
         )
     return JournalDamaged(
-        f"the journal {path} is damaged ({error}): `hermes-rl pool gc --rebuild` sets it aside and begins a new one "
-        "from what the providers list"
+        f"the journal {path} is damaged ({error}): `hermes-rl pool gc --rebuild --state-dir {path.parent}` sets it "
+        "aside and begins a new one from what the providers list"
     )
 
 

@@ -86,6 +86,11 @@ def own_name() -> str:
     return f"hermes-rl-{os.getuid()}"
 
 
+def sockets_name() -> str:
+    """Name of this user's folder for sockets whose path would be too long in their scratch space."""
+    return f"hermes-rl-sockets-{os.getuid()}"
+
+
 def own_folder(place: Path) -> Path:
     """Where this user's folder in a scratch space is or will be; `StateError` when others could change it."""
     path = place / own_name()
@@ -351,31 +356,36 @@ def _server_environment() -> dict[str, str]:
 
 
 def _socket_path(directory: Path) -> Path:
-    """In the scratch space, which is the server's; where that path is too long, in a folder of ours elsewhere."""
+    """In the scratch space, which is the server's; where that path is too long, in another folder of the server's."""
     path = directory / "scratch" / "s"
     if len(str(path)) <= SOCKET_PATH_LIMIT:
         return path
-    name = f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.s"
+    server = (directory / "scratch").stat()
+    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     refusals = []
     for place in SHORT_PLACES:
+        root = place / sockets_name()
         try:
-            os.close(open_private(place / own_name(), OWN_MODE))
+            os.close(open_private(root, OWN_MODE))
+            (root / name).mkdir(mode=0o700, exist_ok=True)
+            os.chown(root / name, server.st_uid, server.st_gid)
         except OSError as error:
             refusals.append(str(error))
             continue
-        return place / own_name() / name
+        return root / name / "s"
     raise StateError(f"{path} is too long for a socket, and no shorter place can be used: {'; '.join(refusals)}")
 
 
 def _remove(directory: Path, address: str) -> Problems:
     """Remove a host's directory, its socket where that stands apart, and what is empty then."""
     problems = remove_tree(directory)
-    socket_path = Path(address.removeprefix("unix:"))
-    roots = {root for root in (directory.parent, socket_path.parent) if root.name == own_name()}
-    if socket_path.parent in roots:
-        socket_path.unlink(missing_ok=True)
+    roots = [directory.parent]
+    apart = Path(address.removeprefix("unix:")).parent
+    if apart.parent.name == sockets_name():
+        problems += remove_tree(apart)
+        roots.append(apart.parent)
     for root in roots:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # others are in it
             root.rmdir()
     return problems
 

@@ -133,8 +133,10 @@ async def test_a_record_of_ours_that_names_a_process_without_our_file_kills_noth
     assert not host.exists()
 
 
-async def test_the_user_of_a_server_cannot_change_what_root_reads_and_runs(shared, tmp_path, victim):
+@pytest.mark.parametrize("length", [1, 120], ids=["short", "long"])
+async def test_the_user_of_a_server_cannot_change_what_root_reads_and_runs(shared, tmp_path, victim, length):
     shared.chmod(0o755)
+    shared = shared / ("d" * length)
     provider = provider_in(
         shared, tmp_path / "state", {"user": "nobody", "level": "plain", "python": "/usr/bin/python3"}
     )
@@ -149,6 +151,7 @@ async def test_the_user_of_a_server_cannot_change_what_root_reads_and_runs(share
     )
     await provider.stop("h1")
     assert not host.exists()
+    assert not (Path("/tmp") / local.sockets_name()).exists()
 
 
 def test_folders_of_this_process_are_never_made_where_another_user_writes(shared, tmp_path, monkeypatch):
