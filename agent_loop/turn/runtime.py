@@ -31,6 +31,9 @@ class ToolRuntime(Protocol):
     def pending_notices(self) -> Sequence[Message]:
         """Messages to put into the conversation before the next turn, each handed out once."""
 
+    async def wait_for_notice(self) -> bool:
+        """Wait for the next such message; False at once when none is to be expected."""
+
     async def store_result(self, text: str) -> str | None:
         """Keep an over-long result whole where the model can read it; its path, or None if there is no such place."""
 
@@ -72,6 +75,9 @@ class HandlerRuntime:
     def pending_notices(self) -> Sequence[Message]:
         """The notices of the runtime that the handler stands in front of, when there is one."""
         return self._base.pending_notices() if self._base else ()
+
+    async def wait_for_notice(self) -> bool:
+        return await self._base.wait_for_notice() if self._base else False
 
     async def store_result(self, text: str) -> str | None:
         """Stored by the runtime that the handler stands in front of, when there is one."""

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from agent_loop.tools.output import cap_bytes, strip_ansi
-from agent_loop.tools.shell.process_table import Background
+from agent_loop.tools.shell.process_table import Background, Watch
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, outcome_of
 from agent_loop.turn.tool_call import ToolOutcome
 
@@ -174,13 +174,32 @@ async def _start(ctx: CallContext, arguments: dict[str, Any], workdir: str | Non
     }
     if arguments.get("timeout") is not None:
         data["note"] = "timeout does not apply to background commands."
-    if arguments.get("notify_on_complete"):
-        ctx.processes.notify_when_done(entry, lambda done, output: _notice(ctx, done, output))
+    patterns = tuple(pattern for pattern in arguments.get("watch_patterns") or () if pattern)
+    notify = bool(arguments.get("notify_on_complete"))
+    if notify or patterns:
+        watch = Watch(
+            notify,
+            patterns,
+            describe_end=lambda done, output: _end_notice(ctx, done, output),
+            describe_match=lambda found, pattern, lines: _match_notice(ctx, found, pattern, lines),
+        )
+        ctx.processes.watch(entry, watch)
+    if notify:
         data["notify_on_complete"] = True
+    if patterns:
+        data["watch_patterns"] = list(patterns)
     return data
 
 
-def _notice(ctx: CallContext, entry: Background, output: str) -> str:
+def _match_notice(ctx: CallContext, entry: Background, pattern: str, lines: list[str]) -> str:
+    matched = ctx.redact(strip_ansi("\n".join(lines)))[:_NOTICE_CHARS]
+    return (
+        f'[SYSTEM: Background process {entry.session_id} matched watch pattern "{pattern}".\n'
+        f"Command: {ctx.redact(entry.command)[:200]}\nMatched output:\n{matched}]"
+    )
+
+
+def _end_notice(ctx: CallContext, entry: Background, output: str) -> str:
     tail = ctx.redact(strip_ansi(output))[-_NOTICE_CHARS:]
     command = ctx.redact(entry.command)[:200]
     return (

@@ -141,21 +141,56 @@ class TestNotices:
             "terminal", command="sleep 0.2; echo done; exit 5", background=True, notify_on_complete=True
         )
         assert started["notify_on_complete"] is True
-        await tools("process", action="wait", session_id=started["session_id"])
-        for _ in range(50):
-            if notices := tools.runtime.pending_notices():
-                break
-            await asyncio.sleep(0.02)
-        (notice,) = notices
+        assert await tools.runtime.wait_for_notice()
+        (notice,) = tools.runtime.pending_notices()
         assert notice["role"] == "user"
         assert f"{started['session_id']} completed (exit code 5)" in notice["content"]
         assert "done" in notice["content"]
         assert tools.runtime.pending_notices() == []
+        assert not await tools.runtime.wait_for_notice()
+
+    @pytest.mark.parametrize("action", ["wait", "poll", "log", "kill", "list"])
+    async def test_an_end_that_a_result_has_told_is_not_announced_again(self, tools, action):
+        started = await tools("terminal", command="true", background=True, notify_on_complete=True)
+        await tools.runtime.wait_for_notice()
+        await tools("process", action=action, session_id=started["session_id"])
+        assert tools.runtime.pending_notices() == []
+        assert not await tools.runtime.wait_for_notice()
+
+    async def test_a_line_with_a_watched_text_is_told_while_the_process_runs(self, tools):
+        started = await tools(
+            "terminal",
+            command="echo starting; echo listening on 80; echo $API_TOKEN listening; read stop",
+            background=True,
+            watch_patterns=["listening"],
+            notify_on_complete=True,
+        )
+        assert started["watch_patterns"] == ["listening"]
+        assert await tools.runtime.wait_for_notice()
+        (notice,) = tools.runtime.pending_notices()
+        assert 'matched watch pattern "listening"' in notice["content"]
+        assert "listening on 80\n[REDACTED:API_TOKEN] listening" in notice["content"]
+        assert "starting" not in notice["content"].split("Matched output:")[1]
+        await tools("process", action="kill", session_id=started["session_id"])
+
+    async def test_a_pattern_alone_is_not_waited_for(self, tools):
+        await tools("terminal", command="sleep 30", background=True, watch_patterns=["never"])
+        assert not await tools.runtime.wait_for_notice()
+
+    async def test_a_chatty_process_is_not_announced_for_ever(self, tools, monkeypatch):
+        monkeypatch.setattr("agent_loop.tools.shell.process_table.MAX_MATCH_NOTICES", 1)
+        command = "echo hit; sleep 1.2; echo hit"
+        await tools("terminal", command=command, background=True, watch_patterns=["hit"], notify_on_complete=True)
+        notices = []
+        while await tools.runtime.wait_for_notice():
+            notices += tools.runtime.pending_notices()
+        assert ["the last for this process" in notice["content"] for notice in notices] == [True, False]
+        assert "completed" in notices[1]["content"]
 
     async def test_without_asking_there_is_no_notice(self, tools):
         started = await tools("terminal", command="true", background=True)
         await tools("process", action="wait", session_id=started["session_id"])
-        await asyncio.sleep(0.1)
+        assert not await tools.runtime.wait_for_notice()
         assert tools.runtime.pending_notices() == []
 
 
@@ -176,3 +211,11 @@ class TestSmallBudget:
         assert "1 background processes" in (await tools("terminal", command="sleep 30", background=True))["error"]
         await tools("process", action="kill", session_id=first["session_id"])
         assert "session_id" in await tools("terminal", command="true", background=True)
+
+    async def test_a_process_that_ended_unseen_does_not_count_as_running(self, tools):
+        await tools("terminal", command="echo > ended", background=True)
+        await tools.sh("until [ -e ended ]; do sleep 0.02; done; sleep 0.2")
+        for _ in range(3):
+            started = await tools("terminal", command="true", background=True)
+            assert "session_id" in started, started
+            await tools("process", action="wait", session_id=started["session_id"])
