@@ -148,6 +148,8 @@ class SandboxTools:
         return _failed(f"Unknown tool {name!r}. Available: {', '.join(sorted(self._tools))}.", ToolStatus.UNKNOWN)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
+        if tool.name != "read_file":
+            self._ctx.workspace.forget_reads()
         try:
             returned = await tool.run(self._ctx, arguments)
         except InvalidArguments as failure:

@@ -22,6 +22,9 @@ _PUNCTUATION = str.maketrans(
     }
 )
 
+MAX_TOLERANT_LINES = 200_000
+"""In longer files only exact text is found."""
+
 LineKey = Callable[[str], str]
 
 WAYS: tuple[tuple[str, LineKey], ...] = (
@@ -45,7 +48,8 @@ def find_blocks(lines: Sequence[str], block: Sequence[str], first: int = 0) -> L
     """All places of the block at or after line `first`, by the strictest way that finds any."""
     if not block or not any(line.strip() for line in block):
         return LineMatches((), "exact")
-    for way, key in WAYS:
+    ways = WAYS if len(lines) <= MAX_TOLERANT_LINES else WAYS[:1]
+    for way, key in ways:
         wanted = [key(line) for line in block]
         if starts := _positions([key(line) for line in lines[first:]], wanted):
             return LineMatches(tuple(first + start for start in starts), way)
@@ -53,15 +57,27 @@ def find_blocks(lines: Sequence[str], block: Sequence[str], first: int = 0) -> L
 
 
 def _positions(keys: list[str], wanted: list[str]) -> list[int]:
-    """First lines of non-overlapping occurrences."""
-    size, found, at = len(wanted), [], 0
-    while at + size <= len(keys):
-        if keys[at] == wanted[0] and keys[at : at + size] == wanted:
-            found.append(at)
-            at += size
-        else:
-            at += 1
+    """First lines of non-overlapping occurrences. Linear (Knuth-Morris-Pratt): a file of equal lines is no trap."""
+    borders, found, matched = _borders(wanted), [], 0
+    for at, key in enumerate(keys):
+        while matched and key != wanted[matched]:
+            matched = borders[matched - 1]
+        matched += key == wanted[matched]
+        if matched == len(wanted):
+            found.append(at + 1 - matched)
+            matched = 0
     return found
+
+
+def _borders(wanted: list[str]) -> list[int]:
+    """For each beginning of the block, the length of its longest own beginning that is also its end."""
+    borders, length = [0], 0
+    for line in wanted[1:]:
+        while length and line != wanted[length]:
+            length = borders[length - 1]
+        length += line == wanted[length]
+        borders.append(length)
+    return borders
 
 
 def reindent(new: Sequence[str], old: Sequence[str], found: Sequence[str]) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agent_loop.tools.files.matching import find_blocks, nearest_lines, reindent
 from agent_loop.tools.tool import ToolFailure
+
+MAX_LINES_SEARCHED = 5_000_000
+"""Hunks times lines of one file: each hunk is looked for in the whole file."""
 
 
 def paths_of(changes: Iterable[FileChange]) -> list[str]:
@@ -49,12 +52,14 @@ def _apply(change: FileChange, state: dict[str, str | None]) -> None:
         state[path] = after
 
 
-def apply_hunks(text: str, hunks: Iterable[Hunk], path: str) -> str:
+def apply_hunks(text: str, hunks: Sequence[Hunk], path: str) -> str:
     """The text after all hunks, each looked for below the one before it."""
     ends_with_newline = text.endswith("\n") or not text
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
+    if len(hunks) * len(lines) > MAX_LINES_SEARCHED:
+        raise ToolFailure(f"{path}: {len(hunks)} hunks are too many for a file of {len(lines):,} lines. Send fewer.")
     at = 0
     for hunk in hunks:
         start, found = _locate(lines, hunk, at, path)

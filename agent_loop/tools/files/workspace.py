@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import errno
+import hashlib
 import posixpath
 from collections.abc import AsyncIterator, Hashable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,12 +35,25 @@ class Workspace:
         self._elsewhere = False
         self._last_read: Hashable = None
         self._same_reads = 0
+        self._seen: dict[str, bytes] = {}
 
     def count_read(self, what: Hashable) -> int:
         """How many times in a row exactly this was read, this time included."""
         self._same_reads = self._same_reads + 1 if what == self._last_read else 1
         self._last_read = what
         return self._same_reads
+
+    def forget_reads(self) -> None:
+        """Another tool ran: the next read is the first in a row."""
+        self._last_read = None
+
+    def saw(self, path: str, data: bytes) -> None:
+        """The model has read, or written, the whole of this file."""
+        self._seen[path] = _digest(data)
+
+    def changed_since_seen(self, path: str, data: bytes) -> bool:
+        """Whether the file, which holds this now, is not what the model last saw of it."""
+        return path in self._seen and self._seen[path] != _digest(data)
 
     def after_command(self, cwd: str, workdir: str | None) -> None:
         """Note where a command left the shell. One that ran in a directory of its own does not move the session."""
@@ -116,6 +130,7 @@ class Workspace:
             await self._sandbox.write_file(path, data, mode=mode)
         except SandboxFileError as error:
             raise file_failure(path, error) from error
+        self.saw(path, data)
 
     async def remove(self, path: str) -> None:
         """Delete a file; one that is gone already is fine."""
@@ -135,6 +150,10 @@ class Workspace:
         lowered = {entry.lower(): entry for entry in sorted(entries)}
         close = difflib.get_close_matches(name.lower(), list(lowered)[:2000], n=SIMILAR_NAMES, cutoff=0.5)
         return [posixpath.join(folder, lowered[match]) for match in close]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def _plain(path: str) -> str:

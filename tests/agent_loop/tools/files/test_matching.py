@@ -129,3 +129,23 @@ def test_reindenting_keeps_blank_lines_blank():
 
 def test_reindenting_from_spaces_to_tabs():
     assert reindent(["  a", "  b"], ["  a"], ["\ta"]) == ["\ta", "\tb"]
+
+
+def test_equal_lines_are_no_trap():
+    """A block that almost matches everywhere must cost the sum of the lengths, not their product: that took hours."""
+    with pytest.raises(ToolFailure):
+        replace_text("a\n" * 150_000, "a\n" * 75_000 + "b\n", "c")
+
+
+@given(
+    keys=st.lists(st.sampled_from("ab"), max_size=30), wanted=st.lists(st.sampled_from("ab"), min_size=1, max_size=5)
+)
+def test_blocks_are_found_where_a_plain_search_finds_them(keys, wanted):
+    plain, at = [], 0
+    while at + len(wanted) <= len(keys):
+        if keys[at : at + len(wanted)] == wanted:
+            plain.append(at)
+            at += len(wanted)
+        else:
+            at += 1
+    assert list(find_blocks(keys, wanted).starts) == plain
