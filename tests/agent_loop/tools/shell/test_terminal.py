@@ -219,3 +219,35 @@ class TestSmallBudget:
             started = await tools("terminal", command="true", background=True)
             assert "session_id" in started, started
             await tools("process", action="wait", session_id=started["session_id"])
+
+
+class TestWorkingDirectory:
+    @pytest.mark.parametrize("how", [{}, {"background": True}, {"pty": True}])
+    async def test_a_bad_workdir_is_an_error_with_a_sentence(self, tools, how):
+        await tools.sandbox.write_file("file", b"")
+        for workdir in ("missing", "file"):
+            result = await tools("terminal", command="touch ran", workdir=workdir, **how)
+            assert f"/{workdir} cannot be used" in result["error"]
+            assert (result["exit_code"], tools.outcome.status) == (126, ToolStatus.ERROR)
+        assert await tools.sandbox.stat("ran") is None
+
+    async def test_a_program_of_its_own_that_ends_with_126_is_not_a_bad_workdir(self, tools):
+        result = await tools("terminal", command="echo cd: no; exit 126")
+        assert (result["exit_code"], result["error"], result["output"]) == (126, None, "cd: no\n")
+
+    @pytest.mark.parametrize("how", [{"background": True}, {"pty": True}])
+    async def test_a_deleted_session_folder_is_told_to_every_kind_of_command(self, tools, how):
+        await tools("terminal", command='mkdir gone && cd gone && rmdir "$PWD"')
+        assert "/gone cannot be used" in (await tools("terminal", command="true", **how))["error"]
+        assert "error" not in await tools("write_file", path="back.txt", content="x")
+        assert (await tools("terminal", command="cat back.txt"))["output"] == "x"
+
+    async def test_a_deleted_workspace_is_told_too(self, tools):
+        await tools("terminal", command='rm -rf "$PWD"')
+        assert "now stands in /." in (await tools("terminal", command="true"))["error"]
+        assert (await tools("terminal", command="pwd"))["output"] == "/\n"
+
+    async def test_cd_minus_goes_back_as_in_any_shell(self, tools):
+        await tools("terminal", command="mkdir -p a b; cd a")
+        await tools("terminal", command="cd ../b")
+        assert (await tools("terminal", command="cd - > /dev/null; pwd"))["output"].endswith("/a\n")
