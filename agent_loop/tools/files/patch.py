@@ -79,6 +79,7 @@ async def _put_back(workspace: Workspace, done: list[_Step]) -> list[str]:
 MAX_DIFF_CHARS = 20_000
 MAX_LINES_COMPARED = 2_000
 CONTEXT = 3
+MAX_NOTES = 10
 
 
 def unified_diff(path: str, before: str | None, after: str | None) -> str:
@@ -226,7 +227,10 @@ async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
             path for path, file in opened.items() if file and ctx.workspace.changed_since_seen(path, file.to_bytes())
         ]
         await commit(ctx.workspace, opened, new, moves)
-    return with_warning(await work_out(size, _report, opened, new), stale)
+    result = await work_out(size, _report, opened, new)
+    if notes := [f"{change.path}: {note}" for change in changes for note in change.notes]:
+        result["match"] = f"Not exact: {'; '.join(notes[:MAX_NOTES])}."
+    return with_warning(result, stale)
 
 
 def with_warning(result: dict[str, Any], paths: list[str]) -> dict[str, Any]:
