@@ -91,7 +91,7 @@ class HandlerRuntime:
 
 
 def _is_async(handler: ToolHandler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(handler.__call__)
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:

@@ -93,7 +93,7 @@ _DECLARED = re.compile(
 )
 
 
-def decode_page(data: bytes, charset: str | None) -> str:
+def decode_page(data: bytes, charset: str | None, *, cut_off: bool = False) -> str:
     """Text of a page: by its byte order mark, its header, what it says itself, UTF-8, or else as browsers read it."""
     if data.startswith(codecs.BOM_UTF8):
         return data[3:].decode("utf-8", "replace")
@@ -107,7 +107,7 @@ def decode_page(data: bytes, charset: str | None) -> str:
         except (LookupError, ValueError):
             continue  # there is no such encoding
     try:
-        return codecs.utf_8_decode(data, "strict", False)[0]  # a page may be cut off within a character
+        return codecs.utf_8_decode(data, "strict", not cut_off)[0]
     except UnicodeDecodeError:
         return data.decode("cp1252", "replace")
 
@@ -174,7 +174,8 @@ class HttpWeb:
         data = await answer.content.read(self._config.max_page_bytes)
         while len(data) < self._config.max_page_bytes and (more := await answer.content.readany()):
             data += more
-        text = decode_page(data[: self._config.max_page_bytes], answer.charset)
+        most = self._config.max_page_bytes
+        text = decode_page(data[:most], answer.charset, cut_off=len(data) >= most)
         if "html" not in kind:
             return Page(url, "", text)
         title, body = await asyncio.to_thread(html_to_text, text)

@@ -182,6 +182,7 @@ def test_a_page_is_decoded_by_its_mark_its_header_or_as_browsers_do(data, charse
 
 
 def test_what_a_page_says_of_itself_counts_where_the_header_is_silent():
+    assert decode_page("café".encode()[:-1], None, cut_off=True) == "caf"
     page = '<html><head><meta charset="windows-1251"><title>Привет</title>'
     assert "Привет" in decode_page(page.encode("cp1251"), None)
     old = '<meta http-equiv="Content-Type" content="text/html; charset=shift_jis"><p>日本'
