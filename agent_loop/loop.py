@@ -167,8 +167,20 @@ class Rollout:
             spent = budget is not None and self._sampled_tokens >= budget
             return Outcome.MAX_SAMPLED_TOKENS if spent else Outcome.LENGTH
         if not turn.calls:
-            return Outcome.FINISHED
+            return None if await self._notice_to_come(deadline) else Outcome.FINISHED
         return await self._run_tools(turn, record, deadline)
+
+    async def _notice_to_come(self, deadline: float | None) -> bool:
+        """Whether the model, which has answered, gets another turn: a process that it wants to hear of still ran."""
+        if self._before_turn() is not None:
+            return False
+        allowed = self._limits.tool_timeout_s
+        until = earliest(deadline, None if allowed is None else self._clock() + allowed)
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._config.runtime.wait_for_notice()
+        except TimeoutError:
+            return False
 
     async def _run_tools(self, turn: ModelTurn, record: TurnRecord, deadline: float | None) -> Outcome | None:
         started = self._clock()

@@ -99,6 +99,18 @@ def properties_of(schema: Any) -> Mapping[str, Any]:
     return {}
 
 
+def sole_parameter(schema: Mapping[str, Any] | None) -> str | None:
+    """The parameter that a bare value can only be meant for, or None when the schema leaves a choice."""
+    properties = properties_of(schema)
+    for usual in ("command", "input"):
+        if usual in properties:
+            return usual
+    required = schema.get("required") if schema else None
+    if isinstance(required, list) and len(required) == 1 and isinstance(required[0], str):
+        return required[0]
+    return next(iter(properties)) if len(properties) == 1 else None
+
+
 def items_of(schema: Any) -> Any:
     """The element schema of an array schema, looking into unions too."""
     if not isinstance(schema, Mapping):

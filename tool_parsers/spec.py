@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from tool_parsers.schema import Tools
+from tool_parsers.schema import Tools, sole_parameter
 from tool_parsers.text import Text
 
 
@@ -184,6 +184,8 @@ class Scan:
     ) -> ToolCall:
         """Record one call, applying strictness and the checks every call shares."""
         name = name.strip()
+        if error is None and isinstance(arguments, str) and (key := sole_parameter(self.tools.parameters.get(name))):
+            arguments, repaired = {key: arguments}, (*repaired, "plain_string")
         if error is None and not isinstance(arguments, dict):
             error = f"The arguments of `{name}` must be one JSON object."
         if error is None and not name:

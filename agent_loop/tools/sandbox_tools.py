@@ -102,6 +102,10 @@ class SandboxTools:
         """What background processes have to report, each once."""
         return [{"role": "user", "content": text} for text in self._ctx.processes.take_notices()]
 
+    async def wait_for_notice(self) -> bool:
+        """Wait for a process that was started with notify_on_complete; False when none of them runs."""
+        return await self._ctx.processes.wait_for_notice()
+
     async def store_result(self, text: str) -> str | None:
         """Put an over-long result into a file of the sandbox; None when the sandbox refuses it."""
         self._stored += 1
@@ -144,6 +148,8 @@ class SandboxTools:
         return _failed(f"Unknown tool {name!r}. Available: {', '.join(sorted(self._tools))}.", ToolStatus.UNKNOWN)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
+        if tool.name != "read_file":
+            self._ctx.workspace.forget_reads()
         try:
             returned = await tool.run(self._ctx, arguments)
         except InvalidArguments as failure:

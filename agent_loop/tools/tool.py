@@ -6,11 +6,12 @@ A tool's function returns a JSON object. What the model did wrong is raised as `
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agent_loop.model.contract import ToolSchema
 from agent_loop.tools.output import Redactor, dump
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from agent_loop.tools.todo import TodoList
     from agent_loop.tools.web.web_tools import WebProvider
     from sandbox_pool.client.sandbox import Sandbox
+
+
+T = TypeVar("T")
 
 
 class ToolFailure(Exception):
@@ -82,6 +86,16 @@ def outcome_of(
         error=str(error) if error else None,
         nested=nested,
     )
+
+
+INLINE_CHARS = 20_000
+
+
+async def work_out(size_chars: int, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function whose time grows with this size: a large one in a thread, so that other rollouts go on."""
+    if size_chars <= INLINE_CHARS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 ToolFunction = Callable[[CallContext, dict[str, Any]], Awaitable[dict[str, Any] | ToolOutcome]]

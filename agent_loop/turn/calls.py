@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten
+from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten_result
 from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelTurn, ToolSchema
 from agent_loop.outcome import Outcome
@@ -94,7 +94,7 @@ class ToolTurns:
         for call in calls:
             # Results of an interrupted turn are still whole. They are not stored: the sandbox may be gone.
             limit = self._budget.limit_for(call.name)
-            call.text = sendable(call.text if limit is None else shorten(call.text, limit))
+            call.text = sendable(call.text if limit is None else shorten_result(call.name, call.text, limit))
             self.records.append(call)
             self.records.extend(_nested(call, index, made) for index, made in enumerate(call.nested))
             if call.status in _FAILED:

@@ -16,7 +16,7 @@ from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import Message, ModelRefused, Sampling, ToolSchema
+from agent_loop.model.contract import Message, ModelRefused, ModelTurn, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
@@ -43,6 +43,9 @@ class Runtime:
         return outcome
 
     def parallel_safe(self, name: str) -> bool:
+        return False
+
+    async def wait_for_notice(self) -> bool:
         return False
 
     def pending_notices(self) -> list[Message]:
@@ -373,3 +376,45 @@ async def test_a_timeout_around_run_works_as_everywhere_in_asyncio():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await loop.run(user())
+
+
+class WatchingRuntime(Runtime):
+    """A runtime with one process whose end is told when `ended` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda name, arguments: ToolOutcome("started"))
+        self.ended = asyncio.Event()
+        self._told = False
+
+    async def wait_for_notice(self) -> bool:
+        if self._told:
+            return False
+        await self.ended.wait()
+        return True
+
+    def pending_notices(self) -> list[Message]:
+        if not self.ended.is_set() or self._told:
+            return []
+        self._told = True
+        return [{"role": "user", "content": "[process completed]"}]
+
+
+async def test_a_model_that_answers_while_a_watched_process_runs_gets_another_turn_at_its_end():
+    runtime = WatchingRuntime()
+
+    def answer(view: Sequence[Message]) -> ModelTurn:
+        asyncio.get_running_loop().call_soon(runtime.ended.set)
+        return says("waiting for it")
+
+    server = ScriptedServer(calls(call()), answer, says("it is done"))
+    result = await HermesAgentLoop(server, runtime=runtime).run(user())
+    assert result.outcome is Outcome.FINISHED
+    assert [m["content"] for m in result.messages[-3:]] == ["waiting for it", "[process completed]", "it is done"]
+    assert result.turns_used == 3
+
+
+@pytest.mark.parametrize("limits", [Limits(tool_timeout_s=0.05), Limits(turn_timeout_s=0.05), Limits(max_turns=1)])
+async def test_an_answer_stands_when_the_process_does_not_end_in_time_or_no_turn_is_left(limits):
+    result = await HermesAgentLoop(ScriptedServer(says("done")), runtime=WatchingRuntime(), limits=limits).run(user())
+    assert result.outcome is Outcome.FINISHED
+    assert result.messages[-1]["content"] == "done"

@@ -86,6 +86,9 @@ class RandomTools:
     def parallel_safe(self, name: str) -> bool:
         return name == "look"
 
+    async def wait_for_notice(self) -> bool:
+        return False
+
     def pending_notices(self) -> list[Any]:
         return [{"role": "user", "content": "[process finished]"}] if self._rng.random() < 0.1 else []
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from agent_loop.tools.output import cap_bytes, strip_ansi
-from agent_loop.tools.shell.process_table import Background
+from agent_loop.tools.shell.process_table import Background, Watch
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, outcome_of
 from agent_loop.turn.tool_call import ToolOutcome
 
@@ -61,7 +61,6 @@ def sudo_hint(command: str, output: str) -> str | None:
 
 
 _NOTICE_CHARS = 2_000
-_BAD_WORKDIR = 126
 
 
 async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any] | ToolOutcome:
@@ -105,19 +104,16 @@ async def _foreground(
     ctx: CallContext, command: str, workdir: str | None, timeout_s: int
 ) -> tuple[dict[str, Any], bool]:
     """The result, and whether the command was stopped at its timeout."""
-    result = await ctx.sandbox.exec(
-        command,
-        timeout_s=timeout_s,
-        cwd=workdir or ctx.workspace.way_back(),
-        max_output_chars=ctx.config.max_output_chars,
-    )
-    ctx.workspace.after_command(result.cwd, workdir)
+    cwd = workdir or ctx.workspace.start()
+    result = await ctx.sandbox.exec(command, timeout_s=timeout_s, cwd=cwd, max_output_chars=ctx.config.max_output_chars)
+    if failure := ctx.workspace.unusable(cwd, result):
+        raise failure
+    if workdir is None:  # one that ran in a directory of its own does not move the session
+        ctx.workspace.after_command(result.cwd)
     data = _result(ctx, command, result.output, result.exit_code)
     if result.timed_out:
         data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
         _add_hint(data, interactive_hint(command) or "Set a longer timeout, or use background=true.")
-    elif result.exit_code == _BAD_WORKDIR and workdir and not result.output:
-        data["error"] = f"The working directory {workdir} cannot be used."
     if result.truncation:
         data["truncation"] = {
             "total_chars": result.truncation.total_chars,
@@ -144,7 +140,9 @@ async def _foreground_pty(
     ctx: CallContext, command: str, workdir: str | None, timeout_s: int
 ) -> tuple[dict[str, Any], bool]:
     """The same on a pseudo-terminal; what the command started is gone when the call returns."""
-    process = await ctx.sandbox.spawn(command, pty=True, cwd=workdir or ctx.workspace.cwd)
+    cwd = workdir or ctx.workspace.cwd
+    await ctx.workspace.check_directory(cwd)
+    process = await ctx.sandbox.spawn(command, pty=True, cwd=cwd)
     exit_code: int | None = None
     try:
         exit_code = await process.wait(timeout_s=timeout_s)
@@ -164,6 +162,7 @@ async def _foreground_pty(
 
 async def _start(ctx: CallContext, arguments: dict[str, Any], workdir: str | None) -> dict[str, Any]:
     cwd = workdir or ctx.workspace.cwd
+    await ctx.workspace.check_directory(cwd)
     entry = await ctx.processes.start(arguments["command"], pty=bool(arguments.get("pty")), cwd=cwd)
     data: dict[str, Any] = {
         "output": "Background process started",
@@ -174,13 +173,32 @@ async def _start(ctx: CallContext, arguments: dict[str, Any], workdir: str | Non
     }
     if arguments.get("timeout") is not None:
         data["note"] = "timeout does not apply to background commands."
-    if arguments.get("notify_on_complete"):
-        ctx.processes.notify_when_done(entry, lambda done, output: _notice(ctx, done, output))
+    patterns = tuple(pattern for pattern in arguments.get("watch_patterns") or () if pattern)
+    notify = bool(arguments.get("notify_on_complete"))
+    if notify or patterns:
+        watch = Watch(
+            notify,
+            patterns,
+            describe_end=lambda done, output: _end_notice(ctx, done, output),
+            describe_match=lambda found, pattern, lines: _match_notice(ctx, found, pattern, lines),
+        )
+        ctx.processes.watch(entry, watch)
+    if notify:
         data["notify_on_complete"] = True
+    if patterns:
+        data["watch_patterns"] = list(patterns)
     return data
 
 
-def _notice(ctx: CallContext, entry: Background, output: str) -> str:
+def _match_notice(ctx: CallContext, entry: Background, pattern: str, lines: list[str]) -> str:
+    matched = ctx.redact(strip_ansi("\n".join(lines)))[:_NOTICE_CHARS]
+    return (
+        f'[SYSTEM: Background process {entry.session_id} matched watch pattern "{pattern}".\n'
+        f"Command: {ctx.redact(entry.command)[:200]}\nMatched output:\n{matched}]"
+    )
+
+
+def _end_notice(ctx: CallContext, entry: Background, output: str) -> str:
     tail = ctx.redact(strip_ansi(output))[-_NOTICE_CHARS:]
     command = ctx.redact(entry.command)[:200]
     return (

@@ -126,8 +126,11 @@ async def test_unbalanced_commands_are_errors_of_the_shell(tools):
 
 async def test_a_directory_that_vanishes_under_the_shell_is_survived(tools):
     await tools("terminal", command='mkdir -p gone && cd gone && rmdir "$PWD"')
-    result = await tools("terminal", command="cd / && pwd")
-    assert result["output"].endswith("/\n")
+    result = await tools("terminal", command="touch here")
+    assert "/gone cannot be used" in result["error"]
+    assert f"now stands in {tools.sandbox.workdir}" in result["error"]
+    assert tools.outcome.status is ToolStatus.ERROR
+    assert (await tools("terminal", command="ls here; cd / && pwd"))["output"].endswith("/\n")
 
 
 async def test_everything_at_once(tools):

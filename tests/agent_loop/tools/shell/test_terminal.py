@@ -141,21 +141,56 @@ class TestNotices:
             "terminal", command="sleep 0.2; echo done; exit 5", background=True, notify_on_complete=True
         )
         assert started["notify_on_complete"] is True
-        await tools("process", action="wait", session_id=started["session_id"])
-        for _ in range(50):
-            if notices := tools.runtime.pending_notices():
-                break
-            await asyncio.sleep(0.02)
-        (notice,) = notices
+        assert await tools.runtime.wait_for_notice()
+        (notice,) = tools.runtime.pending_notices()
         assert notice["role"] == "user"
         assert f"{started['session_id']} completed (exit code 5)" in notice["content"]
         assert "done" in notice["content"]
         assert tools.runtime.pending_notices() == []
+        assert not await tools.runtime.wait_for_notice()
+
+    @pytest.mark.parametrize("action", ["wait", "poll", "log", "kill", "list"])
+    async def test_an_end_that_a_result_has_told_is_not_announced_again(self, tools, action):
+        started = await tools("terminal", command="true", background=True, notify_on_complete=True)
+        await tools.runtime.wait_for_notice()
+        await tools("process", action=action, session_id=started["session_id"])
+        assert tools.runtime.pending_notices() == []
+        assert not await tools.runtime.wait_for_notice()
+
+    async def test_a_line_with_a_watched_text_is_told_while_the_process_runs(self, tools):
+        started = await tools(
+            "terminal",
+            command="echo starting; echo listening on 80; echo $API_TOKEN listening; read stop",
+            background=True,
+            watch_patterns=["listening"],
+            notify_on_complete=True,
+        )
+        assert started["watch_patterns"] == ["listening"]
+        assert await tools.runtime.wait_for_notice()
+        (notice,) = tools.runtime.pending_notices()
+        assert 'matched watch pattern "listening"' in notice["content"]
+        assert "listening on 80\n[REDACTED:API_TOKEN] listening" in notice["content"]
+        assert "starting" not in notice["content"].split("Matched output:")[1]
+        await tools("process", action="kill", session_id=started["session_id"])
+
+    async def test_a_pattern_alone_is_not_waited_for(self, tools):
+        await tools("terminal", command="sleep 30", background=True, watch_patterns=["never"])
+        assert not await tools.runtime.wait_for_notice()
+
+    async def test_a_chatty_process_is_not_announced_for_ever(self, tools, monkeypatch):
+        monkeypatch.setattr("agent_loop.tools.shell.process_table.MAX_MATCH_NOTICES", 1)
+        command = "echo hit; sleep 1.2; echo hit"
+        await tools("terminal", command=command, background=True, watch_patterns=["hit"], notify_on_complete=True)
+        notices = []
+        while await tools.runtime.wait_for_notice():
+            notices += tools.runtime.pending_notices()
+        assert ["the last for this process" in notice["content"] for notice in notices] == [True, False]
+        assert "completed" in notices[1]["content"]
 
     async def test_without_asking_there_is_no_notice(self, tools):
         started = await tools("terminal", command="true", background=True)
         await tools("process", action="wait", session_id=started["session_id"])
-        await asyncio.sleep(0.1)
+        assert not await tools.runtime.wait_for_notice()
         assert tools.runtime.pending_notices() == []
 
 
@@ -176,3 +211,43 @@ class TestSmallBudget:
         assert "1 background processes" in (await tools("terminal", command="sleep 30", background=True))["error"]
         await tools("process", action="kill", session_id=first["session_id"])
         assert "session_id" in await tools("terminal", command="true", background=True)
+
+    async def test_a_process_that_ended_unseen_does_not_count_as_running(self, tools):
+        await tools("terminal", command="echo > ended", background=True)
+        await tools.sh("until [ -e ended ]; do sleep 0.02; done; sleep 0.2")
+        for _ in range(3):
+            started = await tools("terminal", command="true", background=True)
+            assert "session_id" in started, started
+            await tools("process", action="wait", session_id=started["session_id"])
+
+
+class TestWorkingDirectory:
+    @pytest.mark.parametrize("how", [{}, {"background": True}, {"pty": True}])
+    async def test_a_bad_workdir_is_an_error_with_a_sentence(self, tools, how):
+        await tools.sandbox.write_file("file", b"")
+        for workdir in ("missing", "file"):
+            result = await tools("terminal", command="touch ran", workdir=workdir, **how)
+            assert f"/{workdir} cannot be used" in result["error"]
+            assert (result["exit_code"], tools.outcome.status) == (126, ToolStatus.ERROR)
+        assert await tools.sandbox.stat("ran") is None
+
+    async def test_a_program_of_its_own_that_ends_with_126_is_not_a_bad_workdir(self, tools):
+        result = await tools("terminal", command="echo cd: no; exit 126")
+        assert (result["exit_code"], result["error"], result["output"]) == (126, None, "cd: no\n")
+
+    @pytest.mark.parametrize("how", [{"background": True}, {"pty": True}])
+    async def test_a_deleted_session_folder_is_told_to_every_kind_of_command(self, tools, how):
+        await tools("terminal", command='mkdir gone && cd gone && rmdir "$PWD"')
+        assert "/gone cannot be used" in (await tools("terminal", command="true", **how))["error"]
+        assert "error" not in await tools("write_file", path="back.txt", content="x")
+        assert (await tools("terminal", command="cat back.txt"))["output"] == "x"
+
+    async def test_a_deleted_workspace_is_told_too(self, tools):
+        await tools("terminal", command='rm -rf "$PWD"')
+        assert "now stands in /." in (await tools("terminal", command="true"))["error"]
+        assert (await tools("terminal", command="pwd"))["output"] == "/\n"
+
+    async def test_cd_minus_goes_back_as_in_any_shell(self, tools):
+        await tools("terminal", command="mkdir -p a b; cd a")
+        await tools("terminal", command="cd ../b")
+        assert (await tools("terminal", command="cd - > /dev/null; pwd"))["output"].endswith("/a\n")
