@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sandbox_pool.errors import (
     IsolationUnavailable,
@@ -97,8 +97,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio.Protocol: pass each frame to its call."""

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +225,8 @@ class LocalProvider:
                 cwd="/",
                 # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers properly.
                 start_new_session=True,
-                user=None if user is None else user.pw_uid,
-                group=None if user is None else user.pw_gid,
-                extra_groups=None if user is None else [],
+                # uvloop has no `user`, `group` and `extra_groups`
+                preexec_fn=None if user is None else partial(_become, user.pw_uid, user.pw_gid),
             )
 
     async def _ready(self, name: str, process: asyncio.subprocess.Process) -> dict[str, Any]:
@@ -250,6 +250,12 @@ class LocalProvider:
         record = _read_record(directory) or {}
         if _is_running(record):
             await _end_by_pid(int(record["pid"]), int(record["ticks"]))
+
+
+def _become(uid: int, gid: int) -> None:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
 
 
 def _server_environment() -> dict[str, str]:
