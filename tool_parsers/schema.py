@@ -138,7 +138,8 @@ def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
         for branch in _branches(schema, key):
             found |= types_of(branch, depth + 1)
     found = found or _implied_types(schema)
-    return frozenset(found | {"null"} if schema.get("nullable") is True else found)
+    takes_null = schema.get("nullable") is True or schema.get("default", "") is None
+    return frozenset(found | {"null"} if found and takes_null else found)
 
 
 def _stated_types(schema: Mapping[str, Any]) -> set[str]:
@@ -163,7 +164,7 @@ def typed(text: str, schema: Any, untyped: Callable[[str], Any] | None = None) -
     if not allowed:
         return untyped(text) if untyped else text
     bare = text.strip()
-    if bare == "null" and "string" not in allowed:
+    if bare in ("null", "None") and "string" not in allowed:
         return None
     for kind, read in _READERS:
         if kind in allowed:

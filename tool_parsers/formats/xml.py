@@ -120,7 +120,7 @@ class Elements:
 
     def _value(self, scan: Scan, begin: int, key: str, schema: Any, depth: int) -> tuple[Any, int]:
         end_tag = f"{self.prefix}</{key}>"
-        text_only = types_of(schema) == {"string"}
+        text_only = "string" in types_of(schema) <= {"string", "null"}
         if not text_only and self.tag.match(scan.text.raw, scan.text.skip_blanks(begin), scan.end):
             return self._children(scan, begin, key, schema, depth + 1)
         end = self._text_end(scan, begin, end_tag, text_only)
@@ -173,6 +173,7 @@ _QWEN3 = Tagged(
     openers=("<tool_call>",),
     closers=("</tool_call>",),
     trim_newline=True,
+    prints_python=True,
 )
 _INVOKE = Tagged(
     function=re.compile(rf"<invoke name={_attribute('name')}\s{{0,8}}>"),
@@ -193,8 +194,9 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
             rf"<{bar}parameter name={_attribute('key')}(?:\s{{1,8}}string=[\"'](?P<type>true|false)[\"'])?\s{{0,8}}>"
         ),
         parameter_end=f"</{bar}parameter>",
-        openers=tuple(f"<{bar}{section}>" for section in sections),
-        closers=tuple(f"</{bar}{section}>" for section in sections),
+        openers=tuple(f"<{bar.strip()}{section}>" for section in sections),
+        closers=tuple(f"</{bar.strip()}{section}>" for section in sections),
+        own_markup=True,
         marker=f"<{bar}invoke",
         json_body=True,
         unwrap=("arguments", "input"),
@@ -202,13 +204,32 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
     )
 
 
-_DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls")
+_DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls", "toolcalls", "tool")
+_DSML_BLANK = re.compile("<｜DSML｜ (?:invoke|parameter)")
+
+
+def _dsml(name: str, bar: str) -> Format:
+    return Format(
+        name,
+        _markup(bar, _DSML_SECTIONS),
+        trim="verbatim",
+        trim_exactly="\n\n",
+        structure=("<｜end▁of▁sentence｜>",),
+    )
+
+
+def _dsml_v4(text: Text) -> Format:
+    """V4.1 writes a blank after the bar (`<｜DSML｜ invoke`), V4 does not."""
+    return _dsml("deepseek_v4", "｜DSML｜ " if text.search(_DSML_BLANK) else "｜DSML｜")
+
+
 _MINICPM = Tagged(
     function=re.compile(rf"<function[\sĠ]{{0,8}}name={_attribute('name')}\s{{0,8}}>"),
     function_ends=("</function>",),
     parameter=re.compile(rf"<param[\sĠ]{{0,8}}name={_attribute('key')}\s{{0,8}}>"),
     parameter_end="</param>",
     untyped="text",
+    prints_python=True,
     duplicates_are_errors=True,
 )
 _GLYPHS = re.compile("<(?:function|param)Ġname=")
@@ -266,22 +287,11 @@ FORMATS = (
         replace(_INVOKE, openers=("<dots_function_call>",), closers=("</dots_function_call>",), json_calls=True),
         models="dots",
     ),
-    Format(
-        "deepseek_v32",
-        _markup("｜DSML｜", _DSML_SECTIONS),
-        aliases=("deepseek_v3_2", "deepseekv32"),
-        trim="verbatim",
-        trim_exactly="\n\n",
-        structure=("<｜end▁of▁sentence｜>",),
-        models="DeepSeek V3.2",
-    ),
-    Format(
-        "deepseek_v4",
-        _markup("｜DSML｜", _DSML_SECTIONS),
+    replace(_dsml("deepseek_v32", "｜DSML｜"), aliases=("deepseek_v3_2", "deepseekv32"), models="DeepSeek V3.2"),
+    replace(
+        _dsml("deepseek_v4", "｜DSML｜"),
         aliases=("deepseekv4", "deepseek_v41", "deepseek_v4_1"),
-        trim="verbatim",
-        trim_exactly="\n\n",
-        structure=("<｜end▁of▁sentence｜>",),
+        adapt=_dsml_v4,
         models="DeepSeek V4, V4.1",
     ),
     Format("gigachat35", _markup("｜GCML｜", _DSML_SECTIONS), aliases=("gigachat3_5",), models="GigaChat 3.5"),

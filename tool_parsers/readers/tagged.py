@@ -48,7 +48,8 @@ def unwrapped(tools: Tools, name: str, arguments: dict[str, Any], wrappers: tupl
         return arguments
     outcome = loads(value) if isinstance(value, str) else None
     inner = outcome.value if isinstance(outcome, Decoded) else value
-    return inner if isinstance(inner, dict) else arguments
+    fits = isinstance(inner, dict) and (not inner or not inner.keys().isdisjoint(tools.properties(name)))
+    return inner if isinstance(inner, dict) and fits else arguments
 
 
 Untyped = Literal["text", "json"]
@@ -96,6 +97,10 @@ class Tagged:
     decode_value: Callable[[str], str] | None = None
     unescape_attributes: bool = False
     duplicates_are_errors: bool = False
+    own_markup: bool = False
+    """Whether the tags are written nowhere else, so that a parameter tag inside a sentence is the next parameter."""
+    prints_python: bool = False
+    """Whether the template prints null as `None`."""
     repeated_name: bool = False
     """Whether `tool.tool` means `tool` (a namespace with one function)."""
 
@@ -296,7 +301,7 @@ class Tagged:
     @cached_property
     def line_parameter(self) -> re.Pattern[str]:
         """A parameter tag that can be the next parameter: not one quoted in running text."""
-        return re.compile("(?<! )" + self.parameter.pattern)
+        return self.parameter if self.own_markup else re.compile("(?<! )" + self.parameter.pattern)
 
     def _function_end(self, scan: Scan, call: _Call, place: int) -> int:
         after = scan.text.skip_blanks(place)
@@ -329,6 +334,8 @@ class Tagged:
     # -- values
 
     def _value(self, value: str, kind: str | None, schema: Any) -> Any:
+        if self.prints_python and value == "None" and "null" in types_of(schema):
+            return None
         if self.attribute_types and kind is not None:
             return typed_by_attribute(value, kind in ("true", "string"), schema)
         return typed(value, schema, json_or_text if self.untyped == "json" else None)

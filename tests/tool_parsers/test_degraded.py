@@ -1,0 +1,102 @@
+"""Markers that models lose, repeat, misspell or write where none belongs: the call is read, no marker becomes text."""
+
+# ruff: noqa: E501 - markers and cases stand on one line each
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tool_parsers import Parsed, get_parser
+
+CITY = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "unit": {"type": "string", "default": None},
+                },
+            },
+        },
+    }
+]
+
+
+def parsed(parser: str, text: str, start: Any = None) -> Parsed:
+    return get_parser(parser).parse(text, CITY, start)
+
+
+def calls(result: Parsed) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, call.arguments) for call in result.good_calls]
+
+
+OSLO = [("weather", {"city": "Oslo"})]
+P = "<|plamo:{}:plamo|>".format
+PLAMO_CALL = f'{P("begin_tool_request")}{P("begin_tool_name")}weather{P("end_tool_name")}{P("begin_tool_arguments")}{{"city": "Oslo"}}{P("end_tool_arguments")}{P("end_tool_request")}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [
+        ("plamo3", f"{P('end_think')}One{P('end_think')} two", "One two"),
+        ("plamo3", f"One{P('end_tool_request')} two{P('end_tool_requests')}<|plamo:eot|>", "One two"),
+        ("plamo3", f"One <|plamo:msg|>two{P('begin_tool_name')}", "One two"),
+        ("inkling", "One two<|content_model_end_sampling|>", "One two"),
+        ("inkling", "<|content_tool_error|>no such tool<|end_message|>", "no such tool"),
+        ("inkling", "<|content_invoke_tool_text|>just words<|end_message|>", "just words"),
+    ],
+)  # fmt: skip
+def test_stray_markers_are_not_content(parser: str, text: str, content: str) -> None:
+    result = parsed(parser, text)
+    assert (result.content + result.trailing, result.calls) == (content, ())
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [
+        ("plamo3", f"Hm.{P('end_tool_requests')}{P('begin_tool_requests')}{P('begin_tool_requests')}{PLAMO_CALL}{P('end_tool_requests')}{P('end_tool_requests')}", "Hm."),
+        ("inkling", 'weather<|content_invoke_tool_json|>{"name": "weather", "args": {"city": "Oslo"}}<|content_model_end_sampling|>', ""),
+        ("deepseek_v4", 'Hm.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="weather">\n<｜DSML｜ parameter name="city" string="true">Oslo</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>', "Hm."),
+        ("deepseek_v4", 'Hm.\n\n<｜DSML｜toolcalls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', "Hm."),
+        ("deepseek_v4", '<｜DSML｜tool>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', ""),
+    ],
+)  # fmt: skip
+def test_a_call_among_degraded_markers_is_read(parser: str, text: str, content: str) -> None:
+    result = parsed(parser, text)
+    assert (calls(result), result.content + result.trailing) == (OSLO, content)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("city", ["Oslo ", "Oslo, a<b>", "Oslo</｜DSML｜parameter\n"])
+def test_the_next_parameter_closes_the_one_before(city: str, known: bool) -> None:
+    text = f'<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">{city}<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter></｜DSML｜invoke>'
+    result = get_parser("deepseek_v4").parse(text, CITY if known else None)
+    assert calls(result) == [("weather", {"city": city, "days": 3})]
+    assert result.calls[0].repaired == ("missing_closer",)
+
+
+def test_a_wrapper_is_opened_only_when_it_holds_arguments_of_the_tool() -> None:
+    template = '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="arguments" string="false">{}</｜DSML｜parameter></｜DSML｜invoke>'
+    assert calls(parsed("deepseek_v4", template.format('{"city": "Oslo"}'))) == OSLO
+    other = [("weather", {"arguments": {"planet": "Mars"}})]
+    assert calls(parsed("deepseek_v4", template.format('{"planet": "Mars"}'))) == other
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=unit>\nNone\n</parameter>\n</function>\n</tool_call>"),
+        ("minicpm5", '<function name="weather"><param name="city">Oslo</param><param name="unit">None</param></function>'),
+        ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>null</arg_value>\n</tool_call>"),
+        ("deepseek_v32", '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter><｜DSML｜parameter name="unit" string="false">null</｜DSML｜parameter></｜DSML｜invoke>'),
+        ("gemma4", '<|tool_call>call:weather{city:<|"|>Oslo<|"|>,unit:None}<tool_call|>'),
+    ],
+)  # fmt: skip
+def test_a_parameter_whose_default_is_null_can_be_null(parser: str, text: str) -> None:
+    assert calls(parsed(parser, text)) == [("weather", {"city": "Oslo", "unit": None})]
