@@ -7,13 +7,13 @@ itself, so that a file can be checked and looked at years later.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from agent_loop.model.contract import ManagedState, Message, Segment, ToolSchema
+from agent_loop.model.contract import ManagedState, Message, Segment, ToolSchema, WeightsSpan
 from agent_loop.outcome import Outcome
 from agent_loop.turn.messages import storable
 from agent_loop.turn.tool_call import ToolCallRecord
@@ -151,6 +151,20 @@ class SampledCall:
     finish_reason: str
     duration_s: float = 0.0
     weights_version: str | None = None
+    """The weights that sampled it, or its first token when they changed on the way."""
+    weights_spans: list[WeightsSpan] = field(default_factory=list)
+    """Which weights sampled which of its tokens, from servers that say it per token."""
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> SampledCall:
+        """A call as it stands in a stored line."""
+        return cls(**data | {"weights_spans": [WeightsSpan(**span) for span in data.get("weights_spans", [])]})
+
+
+def covers(spans: Sequence[WeightsSpan], tokens: int) -> bool:
+    """Whether spans follow each other from the first to the last of so many tokens."""
+    ends = [0, *(span.end for span in spans)]
+    return ends[-1] == tokens and all(s.start == before < s.end for s, before in zip(spans, ends, strict=False))
 
 
 @dataclass
@@ -205,7 +219,7 @@ class RolloutRecord:
             raise ValueError(f"unknown key {unknown[0]!r} in a rollout record")
         try:
             data["segments"] = [Segment(**s) for s in data.get("segments", [])]
-            data["sampled_calls"] = [SampledCall(**c) for c in data.get("sampled_calls", [])]
+            data["sampled_calls"] = [SampledCall.from_data(c) for c in data.get("sampled_calls", [])]
             return cls(**data)
         except TypeError as error:
             raise ValueError(f"not a rollout record: {error}") from error

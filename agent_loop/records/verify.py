@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
 from agent_loop.records.metrics import call_metrics
-from agent_loop.records.record import RolloutRecord, SampledCall
+from agent_loop.records.record import RolloutRecord, SampledCall, covers
 
 Check = Callable[[RolloutRecord], Iterator[str]]
 
@@ -118,6 +118,17 @@ def check_turn_ends(record: RolloutRecord) -> Iterator[str]:
                 yield f"call {index}: the end-of-turn token {tokens[end]} is doubled at position {end}"
 
 
+def check_weights(record: RolloutRecord) -> Iterator[str]:
+    """Where weights are given per token, every sampled token has its own."""
+    for index, call in enumerate(record.sampled_calls):
+        if not call.weights_spans:
+            continue
+        if not covers(call.weights_spans, len(call.sampled_ids)):
+            yield f"call {index}: its weights spans do not cover its {len(call.sampled_ids)} tokens one after the other"
+        elif call.weights_version != call.weights_spans[0].version:
+            yield f"call {index}: weights_version is {call.weights_version!r}, its first token's is another"
+
+
 def check_messages(record: RolloutRecord) -> Iterator[str]:
     """Every tool message answers a call of the assistant turn before it, each call at most once."""
     open_ids: set[Any] = set()
@@ -186,6 +197,7 @@ CHECKS: dict[str, Check] = {
     "prefixes": check_prefixes,
     "trained exactly once": check_trained_once,
     "turn ends not doubled": check_turn_ends,
+    "weights versions": check_weights,
     "messages paired": check_messages,
     "metrics": check_metrics,
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from agent_loop.model.contract import Sampling
+from agent_loop.model.contract import Sampling, WeightsSpan
 
 GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
 """Keys of a request's body for a server that samples a whole group at once: the group's size, and its name."""
@@ -23,7 +23,9 @@ class Generation:
     finish_reason: str
     """The server's reason in OpenAI's words: stop, length, abort, ..."""
     weights_version: str | None = None
-    """Which weights sampled it, when the server says so."""
+    """Which weights sampled it, when the server says so; those of the first token when they changed on the way."""
+    weights_spans: tuple[WeightsSpan, ...] = ()
+    """Which weights sampled which tokens, from servers that say it so exactly."""
 
 
 class TokenBackend(Protocol):

@@ -14,7 +14,8 @@ import orjson
 
 from agent_loop.model.backends.backend import Generation
 from agent_loop.model.backends.http import Echo, HttpBackend, field
-from agent_loop.model.contract import ModelRefused, Sampling
+from agent_loop.model.contract import ModelRefused, Sampling, WeightsSpan
+from agent_loop.records.record import covers
 
 GENEROUS_MAX_TOKENS = 4096
 """Sent when the caller sets no limit: vLLM's own default is 16."""
@@ -73,7 +74,9 @@ class VllmScaleOutBackend(_Vllm):
         rows = field(choice, "logprobs", "content")
         logprobs = [row["logprob"] for row in rows if "logprob" in row]
         _same_length(ids, logprobs)
-        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), _version(choice))
+        spans = _spans(choice, len(ids))
+        version = spans[0].version if spans else None
+        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), version, spans)
 
 
 class VllmGenerateBackend(HttpBackend):
@@ -113,10 +116,10 @@ def _same_length(ids: Sequence[int], logprobs: Sequence[float]) -> None:
         raise ModelRefused(f"the server gave {len(logprobs)} logprobs for {len(ids)} tokens")
 
 
-def _version(choice: Mapping[str, Any]) -> str | None:
-    """The weights that sampled the turn; when they changed on the way, all of them in order."""
-    versions = choice.get("weight_versions")
-    if not versions:
-        return None
-    items = versions if isinstance(versions, list) else [versions]
-    return ",".join(dict.fromkeys(str(v) for v in items))
+def _spans(choice: Mapping[str, Any], tokens: int) -> tuple[WeightsSpan, ...]:
+    """`[{"version", "start", "end"}]`, as vLLM sends it since 0.32; raises ModelRefused when it is not all tokens."""
+    rows = choice.get("weight_versions") or []
+    spans = tuple(WeightsSpan(str(field(r, "version")), field(r, "start"), field(r, "end")) for r in rows)
+    if spans and not covers(spans, tokens):
+        raise ModelRefused(f"the server's weight_versions are not those of {tokens} tokens: {str(rows)[:200]}")
+    return spans

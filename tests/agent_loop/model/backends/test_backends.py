@@ -15,7 +15,7 @@ from agent_loop.local_models.standin.sampler import logprobs_of
 from agent_loop.model.backends import BACKENDS, LlamaCppBackend, Scorer, SGLangBackend, VllmBackend, connect
 from agent_loop.model.backends.llamacpp import align
 from agent_loop.model.backends.vllm import VllmGenerateBackend, VllmScaleOutBackend
-from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable, Sampling
+from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable, Sampling, WeightsSpan
 
 PROMPT = [1, 300, 301, 2]
 
@@ -185,17 +185,46 @@ async def test_nothing_that_changes_the_distribution_is_left_to_the_servers_defa
         assert 5 in (body.get("seed"), body.get("sampling_seed"))
 
 
-async def test_weight_versions_are_kept(serve):
-    row = {"token_id": 7, "logprob": -0.5}
+def scale_out_answer(weight_versions: Any) -> dict[str, Any]:
+    """As vLLM 0.32 answers (entrypoints/scale_out/token_in_token_out/protocol.py)."""
+    rows = [{"token_id": token, "logprob": -0.5, "rank": 1, "top_logprobs": []} for token in (7, 8, 9)]
     choice = {
-        "token_ids": [7],
-        "logprobs": {"content": [row]},
+        "index": 0,
+        "token_ids": [7, 8, 9],
+        "logprobs": {"content": rows},
         "finish_reason": "stop",
-        "weight_versions": ["3", "3", "4"],
+        "stop_reason": None,
+        "weight_versions": weight_versions,
     }
-    server = await serve({"choices": [choice]})
+    return {"request_id": "r", "choices": [choice], "prompt_logprobs": None}
+
+
+async def test_weights_are_kept_for_each_range_of_tokens(serve):
+    spans = [{"version": "step-3", "start": 0, "end": 2}, {"version": "step-4", "start": 2, "end": 3}]
+    server = await serve(scale_out_answer(spans))
     backend = VllmScaleOutBackend(server.url)
-    assert (await backend.generate(PROMPT, Sampling())).weights_version == "3,4"
+    generation = await backend.generate(PROMPT, Sampling())
+    assert generation.weights_spans == (WeightsSpan("step-3", 0, 2), WeightsSpan("step-4", 2, 3))
+    assert generation.weights_version == "step-3"
+    server.answer = scale_out_answer(None)
+    assert (await backend.generate(PROMPT, Sampling())).weights_version is None
+    await backend.close()
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        ["3", "3", "4"],
+        [{"version": "3"}],
+        [{"version": "3", "start": 0, "end": 2}],
+        [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 1, "end": 3}],
+    ],
+)
+async def test_weights_that_are_not_those_of_the_tokens_are_refused(serve, spans):
+    server = await serve(scale_out_answer(spans))
+    backend = VllmScaleOutBackend(server.url)
+    with pytest.raises(ModelRefused):
+        await backend.generate(PROMPT, Sampling())
     await backend.close()
 
 
