@@ -148,12 +148,15 @@ class SampledCall:
     prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
+    """Of the sampled ids under the model: at temperature 1, before filters and penalties, however they were sampled."""
     finish_reason: str
     duration_s: float = 0.0
     weights_version: str | None = None
     """The weights that sampled it, or its first token when they changed on the way."""
     weights_spans: list[WeightsSpan] = field(default_factory=list)
     """Which weights sampled which of its tokens, from servers that say it per token."""
+    temperature: float | None = None
+    """At which it was sampled; `logprobs` do not depend on it."""
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> SampledCall:
