@@ -144,6 +144,7 @@ class Rollout:
 
     def _keep(self, turn: ModelTurn, record: TurnRecord) -> None:
         message = assistant_message(turn)
+        record.message = len(self.messages)
         self.messages.append(message)
         self._window.sampled(turn, message)
         self.reasoning.append(turn.reasoning)

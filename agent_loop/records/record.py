@@ -52,6 +52,8 @@ class TurnRecord:
     """Requests to the model that failed before the one that answered."""
     parallel: bool = False
     """Whether the turn's calls ran at the same time."""
+    message: int | None = None
+    """Place of the sampled message in `messages`."""
 
 
 class _MadeWhenRead:
@@ -108,6 +110,12 @@ class AgentResult:
         return self.outcome.trainable and bool(self.turns)
 
     @property
+    def sampled_by(self) -> list[int | None]:
+        """For each message the number of the turn, and so of the call, that sampled it; None when it was given."""
+        turn_of = {turn.message: number for number, turn in enumerate(self.turns)}
+        return [turn_of.get(place) for place in range(len(self.messages))]
+
+    @property
     def has_tokens(self) -> bool:
         """Whether the server gave tokens: never invented where it did not."""
         return bool(self.segments)
@@ -117,6 +125,7 @@ class AgentResult:
         record.outcome = self.outcome.value
         record.trainable = self.trainable
         record.messages = self.messages
+        record.sampled_by = self.sampled_by
         record.has_tokens = self.has_tokens
         record.segments = self.segments
         record.sampled_calls = self.sampled_calls
@@ -148,12 +157,15 @@ class SampledCall:
     prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
+    """Of the sampled ids under the model: at temperature 1, before filters and penalties, however they were sampled."""
     finish_reason: str
     duration_s: float = 0.0
     weights_version: str | None = None
     """The weights that sampled it, or its first token when they changed on the way."""
     weights_spans: list[WeightsSpan] = field(default_factory=list)
     """Which weights sampled which of its tokens, from servers that say it per token."""
+    temperature: float | None = None
+    """At which it was sampled; `logprobs` do not depend on it."""
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> SampledCall:
@@ -178,6 +190,9 @@ class RolloutRecord:
     outcome: str
     trainable: bool
     messages: list[Message]
+    sampled_by: list[int | None] = field(default_factory=list)
+    """For each message the index into `sampled_calls`, and into `turns`, of what sampled it; null for those that were
+    given: prompts, examples, tool results."""
     tools: list[ToolSchema] = field(default_factory=list)
     score: float | None = None
     """The reward given to the trainer; None when the rollout is not trainable."""

@@ -144,6 +144,26 @@ def check_messages(record: RolloutRecord) -> Iterator[str]:
             open_ids.discard(message.get("tool_call_id"))
 
 
+def check_sampled_by(record: RolloutRecord) -> Iterator[str]:
+    """Every call sampled one assistant message, in order, and each turn names the same one."""
+    if not record.sampled_by:
+        return  # a rollout that never began
+    if len(record.sampled_by) != len(record.messages):
+        yield f"{len(record.messages)} messages, but sampled_by has {len(record.sampled_by)} entries"
+        return
+    places = {call: place for place, call in enumerate(record.sampled_by) if call is not None}
+    named = [call for call in record.sampled_by if call is not None]
+    made = len(record.sampled_calls) or len(record.turns)
+    if named != list(range(made)):
+        yield f"the messages were sampled by calls {named}, but there are {made} calls"
+    for call, place in places.items():
+        if record.messages[place].get("role") != "assistant":
+            yield f"message {place}: sampled by call {call}, but its role is {record.messages[place].get('role')!r}"
+        named_by_turn = record.turns[call].get("message", place) if call < len(record.turns) else place
+        if named_by_turn != place:
+            yield f"message {place}: sampled by call {call}, but turn {call} names message {named_by_turn}"
+
+
 def check_metrics(record: RolloutRecord) -> Iterator[str]:
     """Counts in `metrics` are those of the trajectory, and a score is there exactly when it may be trained on."""
     if record.score is not None and not math.isfinite(record.score):
@@ -199,6 +219,7 @@ CHECKS: dict[str, Check] = {
     "turn ends not doubled": check_turn_ends,
     "weights versions": check_weights,
     "messages paired": check_messages,
+    "messages and their calls": check_sampled_by,
     "metrics": check_metrics,
 }
 

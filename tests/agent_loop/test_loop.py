@@ -19,6 +19,7 @@ from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import Message, ModelRefused, ModelTurn, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
+from agent_loop.records.verify import verify
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, record_of, says, tool, user
@@ -418,3 +419,14 @@ async def test_an_answer_stands_when_the_process_does_not_end_in_time_or_no_turn
     result = await HermesAgentLoop(ScriptedServer(says("done")), runtime=WatchingRuntime(), limits=limits).run(user())
     assert result.outcome is Outcome.FINISHED
     assert result.messages[-1]["content"] == "done"
+
+
+async def test_the_record_says_which_messages_were_sampled_and_by_which_call():
+    example = [*user("an example"), {"role": "assistant", "content": "as given"}]
+    server = ScriptedServer(calls(call("echo")), says("done"))
+    loop = HermesAgentLoop(server, [tool()], tool_handler=echo)
+    record = record_of(await loop.run([*example, *user("go")]))
+    assert [m["role"] for m in record.messages] == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert record.sampled_by == [None, None, None, 0, None, 1]
+    assert [turn["message"] for turn in record.turns] == [3, 5]
+    assert verify([record.to_json()]).ok

@@ -3,19 +3,20 @@
 `VllmBackend` is a stock server's `/v1/completions` with `return_token_ids`: no flag needed. `VllmScaleOutBackend` is
 its `/inference/v1/generate` (needs `--enable-scale-out` since 0.32) and says which weights sampled each token.
 `VllmGenerateBackend` is the `/generate` of the small servers that trainers ship.
+
+The logprobs are the model's at every temperature, as long as the server keeps its `--logprobs-mode raw_logprobs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from agent_loop.model.backends.backend import Generation
+from agent_loop.model.backends.backend import Generation, weights_spans
 from agent_loop.model.backends.http import Echo, HttpBackend, field
-from agent_loop.model.contract import ModelRefused, Sampling, WeightsSpan
-from agent_loop.records.record import covers
+from agent_loop.model.contract import ModelRefused, Sampling
 
 GENEROUS_MAX_TOKENS = 4096
 """Sent when the caller sets no limit: vLLM's own default is 16."""
@@ -74,7 +75,7 @@ class VllmScaleOutBackend(_Vllm):
         rows = field(choice, "logprobs", "content")
         logprobs = [row["logprob"] for row in rows if "logprob" in row]
         _same_length(ids, logprobs)
-        spans = _spans(choice, len(ids))
+        spans = weights_spans(choice.get("weight_versions"), len(ids))
         version = spans[0].version if spans else None
         return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), version, spans)
 
@@ -101,6 +102,8 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, An
         "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
@@ -114,12 +117,3 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, An
 def _same_length(ids: Sequence[int], logprobs: Sequence[float]) -> None:
     if len(ids) != len(logprobs):
         raise ModelRefused(f"the server gave {len(logprobs)} logprobs for {len(ids)} tokens")
-
-
-def _spans(choice: Mapping[str, Any], tokens: int) -> tuple[WeightsSpan, ...]:
-    """`[{"version", "start", "end"}]`, as vLLM sends it since 0.32; raises ModelRefused when it is not all tokens."""
-    rows = choice.get("weight_versions") or []
-    spans = tuple(WeightsSpan(str(field(r, "version")), field(r, "start"), field(r, "end")) for r in rows)
-    if spans and not covers(spans, tokens):
-        raise ModelRefused(f"the server's weight_versions are not those of {tokens} tokens: {str(rows)[:200]}")
-    return spans

@@ -32,6 +32,7 @@ class _Call:
     duration_s: float
     weights_version: str | None
     weights_spans: tuple[WeightsSpan, ...]
+    temperature: float | None
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Ledger:
         duration_s: float = 0.0,
         weights_version: str | None = None,
         weights_spans: tuple[WeightsSpan, ...] = (),
+        temperature: float | None = None,
     ) -> None:
         """Add what the model sampled on top of everything in the open segment, which must be what was `sent`."""
         if len(ids) != len(logprobs):
@@ -83,6 +85,7 @@ class Ledger:
             duration_s=duration_s,
             weights_version=weights_version,
             weights_spans=weights_spans,
+            temperature=temperature,
         )
         self._calls.append(call)
         segment.tokens.extend(ids)
@@ -119,4 +122,5 @@ class Ledger:
             duration_s=call.duration_s,
             weights_version=call.weights_version,
             weights_spans=list(call.weights_spans),
+            temperature=call.temperature,
         )

@@ -156,6 +156,24 @@ def weights_in_the_wrong_order(r: RolloutRecord) -> None:
     r.sampled_calls[0].weights_version = "1"
 
 
+def claim_a_given_message(r: RolloutRecord) -> None:
+    r.sampled_by[1] = r.sampled_by[2]
+    r.sampled_by[2] = None
+
+
+def swap_calls(r: RolloutRecord) -> None:
+    first, second = [place for place, call in enumerate(r.sampled_by) if call is not None][:2]
+    r.sampled_by[first], r.sampled_by[second] = r.sampled_by[second], r.sampled_by[first]
+
+
+def forget_a_call(r: RolloutRecord) -> None:
+    r.sampled_by[r.sampled_by.index(0)] = None
+
+
+def call_a_message_too_many(r: RolloutRecord) -> None:
+    r.sampled_by.append(None)
+
+
 CORRUPTIONS = {
     flip_mask: "trained exactly once",
     unmask_prompt: "trained exactly once",
@@ -174,6 +192,10 @@ CORRUPTIONS = {
     lose_weights_of_the_last_token: "weights versions",
     weights_in_the_wrong_order: "weights versions",
     orphan_result: "messages paired",
+    claim_a_given_message: "messages and their calls",
+    swap_calls: "messages and their calls",
+    forget_a_call: "messages and their calls",
+    call_a_message_too_many: "messages and their calls",
     count_wrong: "metrics",
     score_untrainable: "metrics",
 }

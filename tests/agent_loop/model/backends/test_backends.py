@@ -174,15 +174,35 @@ async def test_nothing_that_changes_the_distribution_is_left_to_the_servers_defa
     server = await serve({})
     for backend in (VllmBackend(server.url), SGLangBackend(server.url), LlamaCppBackend(server.url)):
         with pytest.raises(ModelRefused):
-            await backend.generate(PROMPT, Sampling(temperature=0.7, seed=5, stop=("x",), extra_body={"min_p": 0.1}))
+            await backend.generate(PROMPT, Sampling(temperature=1.0, stop=("x",), extra_body={"min_p": 0.1}))
         await backend.close()
     bodies = [body for path, body in server.asked if path != "/v1/models"]
     flat = [body | body.get("sampling_params", {}) for body in bodies]
     for body in flat:
-        assert (body["temperature"], body["top_p"], body["min_p"]) == (0.7, 1.0, 0.1)
+        assert (body["temperature"], body["top_p"], body["min_p"]) == (1.0, 1.0, 0.1)
         assert body["top_k"] in (-1, 0)
         assert body["stop"] == ["x"]
-        assert 5 in (body.get("seed"), body.get("sampling_seed"))
+        assert (body["presence_penalty"], body["frequency_penalty"]) == (0.0, 0.0)
+        assert 1.0 in (body.get("repetition_penalty"), body.get("repeat_penalty"))
+
+
+async def test_a_seed_is_sent(serve):
+    server = await serve({"enable_deterministic_inference": True})
+    for backend in (VllmBackend(server.url), SGLangBackend(server.url), LlamaCppBackend(server.url)):
+        with pytest.raises(ModelRefused):
+            await backend.generate(PROMPT, Sampling(seed=5))
+        await backend.close()
+    bodies = [body | body.get("sampling_params", {}) for _, body in server.asked if body]
+    assert [body.get("seed", body.get("sampling_seed")) for body in bodies] == [5, 5, 5]
+
+
+async def test_probabilities_of_llamacpps_sampler_are_refused(serve):
+    entry = {"id": 7, "prob": 0.5, "top_probs": []}
+    server = await serve({"tokens": [7], "stop_type": "eos", "completion_probabilities": [entry]})
+    backend = LlamaCppBackend(server.url)
+    with pytest.raises(ModelRefused, match="post_sampling_probs"):
+        await backend.generate(PROMPT, Sampling(extra_body={"post_sampling_probs": True}))
+    await backend.close()
 
 
 def scale_out_answer(weight_versions: Any) -> dict[str, Any]:
