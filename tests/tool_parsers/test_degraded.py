@@ -100,3 +100,48 @@ def test_a_wrapper_is_opened_only_when_it_holds_arguments_of_the_tool() -> None:
 )  # fmt: skip
 def test_a_parameter_whose_default_is_null_can_be_null(parser: str, text: str) -> None:
     assert calls(parsed(parser, text)) == [("weather", {"city": "Oslo", "unit": None})]
+
+
+M = "]<]minimax[>["
+
+
+def test_an_element_named_like_the_group_is_an_argument() -> None:
+    text = f'{M}<tool_call>{M}<invoke name="f">{M}<o>{M}<tool_call>v{M}</tool_call>{M}</o>{M}<tool_call>w{M}</tool_call>{M}</invoke>{M}</tool_call>'
+    assert calls(parsed("minimax_m3", text)) == [("f", {"o": {"tool_call": "v"}, "tool_call": "w"})]
+
+
+def test_a_group_after_an_open_element_is_not_an_element() -> None:
+    call = f'{M}<tool_call>{M}<invoke name="weather">{M}<city>Oslo{M}</city>{M}</invoke>{M}</tool_call>'
+    assert calls(parsed("minimax_m3", f'{M}<tool_call>{M}<invoke name="f">{M}<o>{call}')) == OSLO
+
+
+@pytest.mark.parametrize("wrapper", ["arguments", "properties"])
+@pytest.mark.parametrize("inner", ['{"city": "Oslo"}', "{'city': 'Oslo'}"])
+def test_minicpm_arguments_in_one_parameter_are_taken_out(wrapper: str, inner: str) -> None:
+    text = f'<function name="weather"><param name="{wrapper}">{inner}</param></function>'
+    assert calls(parsed("minicpm5", text)) == OSLO
+
+
+def test_glyphs_of_the_tokenizer_are_not_content() -> None:
+    assert parsed("minicpm5", "IĠlookĠitĠup.ĊThen:").content == "I look it up.\nThen:"
+    assert parsed("minicpm5", "The glyph Ġ is a blank.").content == "The glyph Ġ is a blank."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("tags={'a', 'b'}", {"tags": ["a", "b"]}),
+        ("tags={1,}, rest={}", {"tags": [1], "rest": {}}),
+        ("""command='python -c "import os\nprint(os.path.join('a', 'b'))"'""", {"command": "python -c \"import os\nprint(os.path.join('a', 'b'))\""}),
+        ("""command='python3 -c "print(f(sep='-'))"', n=1""", {"command": "python3 -c \"print(f(sep='-'))\"", "n": 1}),
+        ("""command='awk '{print $1}' x', n=[2]""", {"command": "awk '{print $1}' x", "n": [2]}),
+    ],
+)  # fmt: skip
+def test_python_text_with_sets_and_quotes_inside_quotes(arguments: str, wanted: dict[str, Any]) -> None:
+    result = parsed("lfm2", f"<|tool_call_start|>[run({arguments})]<|tool_call_end|>")
+    assert calls(result) == [("run", wanted)]
+
+
+def test_nested_sets_are_read_once() -> None:
+    text = "<|tool_call_start|>[run(a=" + "{" * 50 + "1" + "}" * 50 + ")]<|tool_call_end|>"
+    assert len(calls(parsed("lfm2", text))) == 1

@@ -45,7 +45,9 @@ class Elements:
 
     @cached_property
     def tag(self) -> re.Pattern[str]:
-        return re.compile(re.escape(self.prefix) + r"<(?!invoke |tool_call>)([^<>/\n][^<>\n]{0,255})>")
+        prefix = re.escape(self.prefix)
+        # `<tool_call>` opens a group only before an invoke; elsewhere it is an element of that name.
+        return re.compile(rf"{prefix}<(?!invoke |tool_call>\s*+{prefix}<invoke )([^<>/\n][^<>\n]{{0,255}})>")
 
     def find(self, scan: Scan, start: int) -> int:
         """The next group, or a call outside any group."""
@@ -229,6 +231,7 @@ _MINICPM = Tagged(
     parameter=re.compile(rf"<param[\sĠ]{{0,8}}name={_attribute('key')}\s{{0,8}}>"),
     parameter_end="</param>",
     untyped="text",
+    unwrap=("arguments", "properties"),
     prints_python=True,
     duplicates_are_errors=True,
 )
@@ -250,8 +253,9 @@ def without_glyphs(value: str) -> str:
 
 
 def _minicpm(text: Text) -> Format:
-    decode = without_glyphs if text.search(_GLYPHS) else without_cdata
-    return Format("minicpm5", replace(_MINICPM, decode_value=decode), joined=True)
+    if text.search(_GLYPHS) or ("Ġ" in text.raw and " " not in text.raw):
+        return Format("minicpm5", replace(_MINICPM, decode_value=without_glyphs), joined=True, clean=without_glyphs)
+    return Format("minicpm5", replace(_MINICPM, decode_value=without_cdata), joined=True)
 
 
 FORMATS = (
