@@ -78,7 +78,8 @@ class Engine:
         if segment.kind == "reasoning":
             self.turn.reasoning.append(raw[segment.start : segment.end])
         elif segment.kind == "content":
-            self.turn.add_text(raw[segment.start : segment.end])
+            told = any(part.strip() for part in (*self.turn.before[-1:], *self.turn.after[-1:]))
+            self.turn.add_text((self.form.between if told else "") + raw[segment.start : segment.end])
         elif segment.kind == "call":
             self.turn.add(self._named_call(segment), raw, segment.opened)
         else:

@@ -144,6 +144,8 @@ class Format:
     """Whether text after the calls belongs to the content."""
     segments: Callable[[Text, Start | None], list[Segment]] | None = None
     """For message-structured formats: how to cut the text into segments."""
+    between: str = ""
+    """What separates the messages of a message-structured format in the content."""
     clean: Callable[[str], str] | None = None
     """Last touch on content and reasoning (citations, for instance)."""
     adapt: Callable[[Text], Format] | None = None

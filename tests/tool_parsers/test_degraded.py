@@ -145,3 +145,22 @@ def test_python_text_with_sets_and_quotes_inside_quotes(arguments: str, wanted: 
 def test_nested_sets_are_read_once() -> None:
     text = "<|tool_call_start|>[run(a=" + "{" * 50 + "1" + "}" * 50 + ")]<|tool_call_end|>"
     assert len(calls(parsed("lfm2", text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>It rains.<|return|>", "I look.\nIt rains."),
+        ("<|channel|>commentary to=assistant<|message|>a note<|call|><|start|>assistant<|channel|>final<|message|>It rains.", "It rains."),
+        ('<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final {"answer": 1}<|return|>', ' {"answer": 1}'),
+    ],
+)  # fmt: skip
+def test_harmony_messages_that_are_no_calls(text: str, content: str) -> None:
+    result = parsed("harmony", text)
+    assert (result.content, result.calls) == (content, ())
+
+
+def test_harmony_preambles_and_calls_are_told_apart() -> None:
+    text = '<|channel|>commentary<|message|>One.<|end|><|start|>assistant to=functions.weather<|channel|>commentary<|message|>{"city": "Oslo"}<|call|><|start|>assistant<|channel|>final<|message|>Two.'
+    result = parsed("harmony", text)
+    assert (calls(result), result.content) == (OSLO, "One.\nTwo.")
