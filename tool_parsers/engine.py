@@ -98,7 +98,8 @@ class Engine:
         place = self.text.skip_blanks(0)
         if self.start == "reasoning" and self.form.reasoning is not None:
             opener = next((o for o in self.form.reasoning.openers if self.text.at(o, place)), "")
-            place = self._think(place + len(opener) if opener else 0)
+            if not any(self.text.at(marker, place) for marker in self.form.reasoning.skipped_by):
+                place = self._think(place + len(opener) if opener else 0)
         else:
             place = 0
         self._calls(place, self.text.length, thinking=self.form.reasoning is not None)

@@ -87,6 +87,8 @@ class Reasoning:
     """Whether a closer without opener means that the prompt had opened the block."""
     transparent: bool = False
     """Whether calls inside closed thinking count too."""
+    skipped_by: tuple[str, ...] = ()
+    """Markers that, as the first thing in the text, say that the thinking the prompt opened stays empty."""
 
 
 THINK = Reasoning()

@@ -164,3 +164,37 @@ def test_harmony_preambles_and_calls_are_told_apart() -> None:
     text = '<|channel|>commentary<|message|>One.<|end|><|start|>assistant to=functions.weather<|channel|>commentary<|message|>{"city": "Oslo"}<|call|><|start|>assistant<|channel|>final<|message|>Two.'
     result = parsed("harmony", text)
     assert (calls(result), result.content) == (OSLO, "One.\nTwo.")
+
+
+def k3(side: str, name: str, blank: str) -> str:
+    return f"<|{side}|>{blank}{name}{blank}<|sep|>"
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_kimi_k3_markers_with_blanks_inside(blank: str) -> None:
+    argument = f'<|open|>{blank}argument key="city" type="string"{blank}<|sep|>Oslo{k3("close", "argument", blank)}'
+    call = f'<|open|>{blank}call tool="weather" index="1"{blank}<|sep|>{argument}{k3("close", "call", blank)}'
+    said = f"{k3('open', 'think', blank)}hm{k3('close', 'think', blank)}{k3('open', 'response', blank)}Look.{k3('close', 'response', blank)}"
+    result = parsed(
+        "kimi_k3",
+        f"{said}{k3('open', 'tools', blank)}{call}{k3('close', 'tools', blank)}{k3('close', 'message', blank)}",
+    )
+    assert (result.reasoning, result.content + result.trailing, calls(result)) == ("hm", "Look.", OSLO)
+
+
+def test_kimi_k3_attributes_may_hold_any_text() -> None:
+    text = '<|open|>tools<|sep|><|open|>call index="1" tool="a<|sep|>b"<|sep|><|open|>argument key="x<y>&quot;" type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    assert calls(parsed("kimi_k3", text)) == [("a<|sep|>b", {'x<y>"': 1})]
+
+
+def test_kimi_k3_arguments_as_one_json_block() -> None:
+    text = '<|open|>tools<|sep|><|open|>call tool="weather"<|sep|><|open|>json type="object"<|sep|>{"city": "Oslo"}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    assert calls(parsed("kimi_k3", text)) == OSLO
+
+
+def test_kimi_k3_answers_at_once_where_the_prompt_opened_the_thinking() -> None:
+    said = "<|open|>response<|sep|>Yes.<|close|>response<|sep|>"
+    result = parsed("kimi_k3", said, "reasoning")
+    assert (result.reasoning, result.content) == ("", "Yes.")
+    result = parsed("kimi_k3", f"<|open|>think<|sep|>hm<|close|>think<|sep|>{said}", "reasoning")
+    assert (result.reasoning, result.content) == ("hm", "Yes.")
