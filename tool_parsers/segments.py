@@ -24,17 +24,17 @@ MAX_MESSAGES = 2000
 
 def harmony(text: Text, start: Start | None) -> list[Segment]:
     """OpenAI's harmony: headers with channel and recipient; analysis is thinking, functions are calls."""
-    return list(_harmony(text))
+    return list(_harmony(text, start))
 
 
-def _harmony(text: Text) -> Iterator[Segment]:
+def _harmony(text: Text, start: Start | None) -> Iterator[Segment]:
     place = 0
     lead = _HEADER_START.match(text.raw)
     first = text.search(_HARMONY, 0)
     if first is None or lead is None or lead.end() != first.start():
         end = first.start() if first else text.length
-        yield Segment("content", 0, end)
-        place = end
+        yield Segment("reasoning" if start == "reasoning" else "content", 0, end)
+        place = _after_end_mark(text, end)
     for _ in range(MAX_MESSAGES):
         if place >= text.length:
             return

@@ -198,3 +198,26 @@ def test_kimi_k3_answers_at_once_where_the_prompt_opened_the_thinking() -> None:
     assert (result.reasoning, result.content) == ("", "Yes.")
     result = parsed("kimi_k3", f"<|open|>think<|sep|>hm<|close|>think<|sep|>{said}", "reasoning")
     assert (result.reasoning, result.content) == ("hm", "Yes.")
+
+
+@pytest.mark.parametrize(
+    ("parser", "empty"),
+    [
+        ("hermes", "<tool_call></tool_call>"),
+        ("qwen3_coder", "<tool_call>\n</tool_call>"),
+        ("glm47", "<tool_call></tool_call>"),
+        ("gemma4", "<|tool_call><tool_call|>"),
+        ("seed_oss", "<seed:tool_call></seed:tool_call>"),
+    ],
+)
+def test_an_empty_pair_of_markers_is_an_error_and_not_content(parser: str, empty: str) -> None:
+    result = parsed(parser, f"Before.{empty}After.")
+    assert (result.content + result.trailing, result.calls, len(result.errors)) == ("Before.After.", (), 1)
+
+
+@pytest.mark.parametrize("parser", ["harmony", "beam"])
+def test_a_message_the_prompt_began_is_ended_by_its_marker(parser: str) -> None:
+    text = " and so on.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
+    result = parsed(parser, text, "reasoning")
+    assert (result.reasoning, result.content) == (" and so on.", "Done.")
+    assert "<|" not in parsed(parser, text, "content").content

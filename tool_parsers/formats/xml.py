@@ -292,7 +292,7 @@ def _k3(spellings: tuple[tuple[str, str, str], ...]) -> Format:
             function_ends=markers("close", "call"),
             parameter=re.compile(
                 r"<\|open\|>\s{0,8}argument\s{1,8}key=\"(?P<key>[^\"\n]{1,256})\""
-                r"(?:\s{1,8}type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
+                r"(?:\s{1,8}type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}\s{0,8}<\|sep\|>"
             ),
             parameter_end=markers("close", "argument")[0],
             openers=markers("open", "tools"),
