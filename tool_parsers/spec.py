@@ -87,6 +87,8 @@ class Reasoning:
     """Whether a closer without opener means that the prompt had opened the block."""
     transparent: bool = False
     """Whether calls inside closed thinking count too."""
+    skipped_by: tuple[str, ...] = ()
+    """Markers that, as the first thing in the text, say that the thinking the prompt opened stays empty."""
 
 
 THINK = Reasoning()
@@ -144,6 +146,8 @@ class Format:
     """Whether text after the calls belongs to the content."""
     segments: Callable[[Text, Start | None], list[Segment]] | None = None
     """For message-structured formats: how to cut the text into segments."""
+    between: str = ""
+    """What separates the messages of a message-structured format in the content."""
     clean: Callable[[str], str] | None = None
     """Last touch on content and reasoning (citations, for instance)."""
     adapt: Callable[[Text], Format] | None = None

@@ -127,6 +127,7 @@ FORMATS = (
         reasoning=None,
         segments=harmony,
         joined=True,
+        between="\n",
         models="gpt-oss",
     ),
     Format(

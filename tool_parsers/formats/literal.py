@@ -116,10 +116,11 @@ class _Cursor:
         if self.place >= self.scan.end:
             raise _LiteralFault("the text ended inside a value", True)
         text = text.strip()
-        if text in ("null", "None"):
-            # Strings carry quotes, so a bare word is not one; Gemma's template prints null as `None`.
+        allowed = types_of(schema)
+        if text == "None" and allowed != {"string"}:
+            # Gemma's template prints null so.
             return None
-        if types_of(schema):
+        if allowed:
             return typed(text, schema)
         return json_or_text(text)
 

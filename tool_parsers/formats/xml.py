@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tool_parsers.readers.tagged import Tagged
@@ -45,7 +46,9 @@ class Elements:
 
     @cached_property
     def tag(self) -> re.Pattern[str]:
-        return re.compile(re.escape(self.prefix) + r"<(?!invoke |tool_call>)([^<>/\n][^<>\n]{0,255})>")
+        prefix = re.escape(self.prefix)
+        # `<tool_call>` opens a group only before an invoke; elsewhere it is an element of that name.
+        return re.compile(rf"{prefix}<(?!invoke |tool_call>\s*+{prefix}<invoke )([^<>/\n][^<>\n]{{0,255}})>")
 
     def find(self, scan: Scan, start: int) -> int:
         """The next group, or a call outside any group."""
@@ -208,6 +211,7 @@ _DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls", "toolcalls"
 _DSML_BLANK = re.compile("<｜DSML｜ (?:invoke|parameter)")
 
 
+@lru_cache
 def _dsml(name: str, bar: str) -> Format:
     return Format(
         name,
@@ -229,6 +233,7 @@ _MINICPM = Tagged(
     parameter=re.compile(rf"<param[\sĠ]{{0,8}}name={_attribute('key')}\s{{0,8}}>"),
     parameter_end="</param>",
     untyped="text",
+    unwrap=("arguments", "properties"),
     prints_python=True,
     duplicates_are_errors=True,
 )
@@ -250,8 +255,59 @@ def without_glyphs(value: str) -> str:
 
 
 def _minicpm(text: Text) -> Format:
-    decode = without_glyphs if text.search(_GLYPHS) else without_cdata
-    return Format("minicpm5", replace(_MINICPM, decode_value=decode), joined=True)
+    if text.search(_GLYPHS) or ("Ġ" in text.raw and " " not in text.raw):
+        return Format("minicpm5", replace(_MINICPM, decode_value=without_glyphs), joined=True, clean=without_glyphs)
+    return Format("minicpm5", replace(_MINICPM, decode_value=without_cdata), joined=True)
+
+
+_K3_MARKER = re.compile(r"<\|(open|close)\|>\s{0,8}(think|response|tools|call|argument|json|message)\s{0,8}<\|sep\|>")
+_K3_MAX_SPELLINGS = 40
+_K3_ATTRIBUTES = r"(?:\s{1,8}(?!tool=|key=)\w{1,32}=\"[^\"\n]{0,256}\"){0,4}"
+
+
+def _kimi_k3(text: Text) -> Format:
+    """Kimi K3's markers are made of several tokens: blanks between them are taken as they were written."""
+    spellings: Counter[tuple[str, str, str]] = Counter()
+    match = text.search(_K3_MARKER)
+    while match is not None:
+        spellings[(match.group(1), match.group(2), match.group())] += 1
+        match = text.search(_K3_MARKER, match.end())
+    return _k3(tuple(spelling for spelling, _ in spellings.most_common(_K3_MAX_SPELLINGS)))
+
+
+@lru_cache(maxsize=64)
+def _k3(spellings: tuple[tuple[str, str, str], ...]) -> Format:
+    def markers(side: str, *names: str) -> tuple[str, ...]:
+        """How these markers are spelled in the text, the most frequent spelling first."""
+        found = tuple(marker for at, name, marker in spellings if at == side and name in names)
+        return found or tuple(f"<|{side}|>{name}<|sep|>" for name in names)
+
+    return Format(
+        "kimi_k3",
+        Tagged(
+            function=re.compile(
+                rf"<\|open\|>\s{{0,8}}call{_K3_ATTRIBUTES}\s{{1,8}}tool=\"(?P<name>[^\"\n]{{1,256}})\""
+                rf"{_K3_ATTRIBUTES}\s{{0,8}}<\|sep\|>"
+            ),
+            function_ends=markers("close", "call"),
+            parameter=re.compile(
+                r"<\|open\|>\s{0,8}argument\s{1,8}key=\"(?P<key>[^\"\n]{1,256})\""
+                r"(?:\s{1,8}type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}\s{0,8}<\|sep\|>"
+            ),
+            parameter_end=markers("close", "argument")[0],
+            openers=markers("open", "tools"),
+            closers=markers("close", "tools"),
+            json_block=re.compile(r"<\|open\|>\s{0,8}json\b[^<>\n]{0,64}<\|sep\|>"),
+            json_block_ends=markers("close", "json"),
+            marker="<|open|>call",
+            attribute_types=True,
+            unescape_attributes=True,
+        ),
+        reasoning=Reasoning(
+            markers("open", "think"), markers("close", "think"), skipped_by=markers("open", "response")
+        ),
+        structure=(*markers("open", "response"), *markers("close", "response", "message"), "<|im_end|>"),
+    )
 
 
 FORMATS = (
@@ -352,25 +408,7 @@ FORMATS = (
         joined=True,
         models="Beam",
     ),
-    Format(
-        "kimi_k3",
-        Tagged(
-            function=re.compile(r"<\|open\|>call tool=\"(?P<name>[^\"<>\n]{1,256})\"[^<>\n]{0,64}<\|sep\|>"),
-            function_ends=("<|close|>call<|sep|>",),
-            parameter=re.compile(
-                r"<\|open\|>argument key=\"(?P<key>[^\"<>\n]{1,256})\""
-                r"(?: type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
-            ),
-            parameter_end="<|close|>argument<|sep|>",
-            openers=("<|open|>tools<|sep|>",),
-            closers=("<|close|>tools<|sep|>",),
-            attribute_types=True,
-            unescape_attributes=True,
-        ),
-        reasoning=Reasoning(("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",)),
-        structure=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|im_end|>"),
-        models="Kimi K3",
-    ),
+    replace(_k3(()), adapt=_kimi_k3, models="Kimi K3"),
     Format(
         "minimax_m3",
         Elements("]<]minimax[>["),

@@ -88,6 +88,9 @@ class Tagged:
     """The literal that every function tag begins with."""
     json_body: bool = False
     """Whether a call's body may be one JSON object instead of parameters."""
+    json_block: re.Pattern[str] | None = None
+    """What opens a block with all arguments as one JSON object, closed by one of `json_block_ends`."""
+    json_block_ends: tuple[str, ...] = ()
     json_calls: bool = False
     """Whether the opener may be followed by JSON call objects instead of tags."""
     unwrap: tuple[str, ...] = ()
@@ -205,14 +208,19 @@ class Tagged:
 
     def _json_arguments(self, scan: Scan, call: _Call, place: int) -> int:
         body = scan.text.skip_blanks(place)
-        if not self.json_body or scan.text.raw[body : body + 1] != "{":
+        block = self.json_block.match(scan.text.raw, body, scan.end) if self.json_block else None
+        if block is not None:
+            body = scan.text.skip_blanks(block.end())
+        if not (self.json_body or block) or scan.text.raw[body : body + 1] != "{":
             return place
         outcome = decode(scan.text, body, (*self.function_ends, *self.closers, *self.openers, self.marker), scan.end)
         if isinstance(outcome, Fault):
             call.error = f"The arguments of `{call.name}` are not valid JSON: {outcome.message}."
             return place
         call.arguments, call.repaired = outcome.value, outcome.repairs
-        return outcome.end
+        after = scan.text.skip_blanks(outcome.end)
+        closer = next((end for end in self.json_block_ends if block and scan.text.at(end, after)), "")
+        return after + len(closer) if closer else outcome.end
 
     def _parameter(self, scan: Scan, call: _Call, parameter: re.Match[str], properties: Mapping[str, Any]) -> int:
         key = self._attribute(parameter.group("key"))
