@@ -13,6 +13,7 @@ import pytest
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.server.isolation.cgroups import Cgroups
 from sandbox_pool.spec import SandboxSpec
+from support.pool_wait import eventually_prints
 from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -64,6 +65,7 @@ async def test_private_files_of_the_host_are_hidden(sandbox: Sandbox) -> None:
 async def test_tenants_see_nothing_of_each_other(server: Server) -> None:
     async with server.lease() as one, server.lease() as two:
         await one.exec("echo private > /tmp/f; sleep 7778 &")
+        await eventually_prints(one, "pgrep -c sleep", "1\n")
         assert (await two.exec("ls -A /tmp; pgrep sleep; kill -9 -1 2>/dev/null; true")).exit_code in (0, 137)
         assert (await one.exec("pgrep -c sleep; cat /tmp/f")).output == "1\nprivate\n"
         names = {(await sandbox.exec("hostname")).output for sandbox in (one, two)}

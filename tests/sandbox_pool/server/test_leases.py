@@ -13,6 +13,7 @@ from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import ProtocolError, SandboxError, SandboxLost, StaleLease
 from sandbox_pool.server.serving import wire
 from sandbox_pool.spec import SandboxSpec
+from support.pool_wait import started
 from support.slot_server import Server, running_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -265,8 +266,7 @@ async def test_a_lost_server_fails_every_pending_call_and_tells_once() -> None:
         lost: list[Exception] = []
         doomed.client.on_lost(lost.append)
         sandbox = await doomed.client.lease(0, task_id="t", spec=SandboxSpec())
-        calls = [asyncio.create_task(sandbox.exec("sleep 60")) for _ in range(3)]
-        await asyncio.sleep(0.1)
+        calls = [await started(sandbox, "sleep 60") for _ in range(3)]
         doomed.process.kill()
         for call in calls:
             with pytest.raises(SandboxLost):

@@ -6,6 +6,7 @@ import pytest
 
 from agent_loop.tools import ToolConfig
 from agent_loop.turn.tool_call import ToolStatus
+from support.pool_wait import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -128,7 +129,7 @@ async def test_unicode_goes_in_and_out(tools):
 
 async def test_cancelling_the_call_kills_the_command(tools):
     call = asyncio.create_task(tools("terminal", command="sleep 61"))
-    await asyncio.sleep(0.5)
+    await tools.started("sleep 61")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -142,11 +143,7 @@ class TestNotices:
         )
         assert started["notify_on_complete"] is True
         await tools("process", action="wait", session_id=started["session_id"])
-        for _ in range(50):
-            if notices := tools.runtime.pending_notices():
-                break
-            await asyncio.sleep(0.02)
-        (notice,) = notices
+        (notice,) = await eventually(tools.runtime.pending_notices)
         assert notice["role"] == "user"
         assert f"{started['session_id']} completed (exit code 5)" in notice["content"]
         assert "done" in notice["content"]
