@@ -116,7 +116,6 @@ async def test_a_snapshot_moves_to_another_host(server: Server, sandbox: Sandbox
     async with server.lease(snapshot=await sandbox.snapshot()) as fork:
         await fork.exec("rm -r full; mkdir full")
         snapshot = await fork.snapshot()
-    snapshot = await sandbox.snapshot()
     async with running_server(slots=1) as elsewhere:
         copy = await elsewhere.client.import_snapshot(server.client.export_snapshot(snapshot))
         async with elsewhere.lease(snapshot=copy) as fork:
