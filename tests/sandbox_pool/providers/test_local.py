@@ -139,9 +139,10 @@ async def test_signals_that_the_client_ignores_are_not_ignored_in_slots(make_pro
 
 
 async def test_isolation_that_cannot_be_had_is_its_own_error(make_provider):
+    provider = make_provider({"level": "plain"}, min_isolation="namespaces")
     with pytest.raises(IsolationUnavailable, match="namespaces"):
-        await make_provider({"level": "plain"}, min_isolation="namespaces").start("h1", SPEC)
-    await make_provider().stop("h1")
+        await provider.start("h1", SPEC)
+    await provider.stop("h1")
 
 
 async def test_a_server_that_cannot_start_says_why(make_provider, tmp_path):
