@@ -183,7 +183,7 @@ async def test_output_at_the_cap_is_whole(sandbox: Sandbox) -> None:
     assert (result.output, result.truncation) == ("é" * 500, None)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=300), cap=st.integers(1, 60))
 async def test_any_bytes_are_decoded_and_counted_as_python_does(server: Server, data: bytes, cap: int) -> None:
     text = data.decode("utf-8", "replace")
