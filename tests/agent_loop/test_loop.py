@@ -23,6 +23,7 @@ from agent_loop.records.verify import verify
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, record_of, says, tool, user
+from support.pool_wait import eventually
 
 
 class Runtime:
@@ -341,9 +342,10 @@ async def test_cancel_stops_the_command_and_returns_a_paired_result():
 
 
 async def test_cancel_while_the_model_samples_returns_too():
-    loop = HermesAgentLoop(ScriptedServer(says("late"), latency_s=60))
+    server = ScriptedServer(says("late"), latency_s=60)
+    loop = HermesAgentLoop(server)
     running = asyncio.create_task(loop.run(user()))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: server.conversations and server.conversations[0].prompts)
     loop.cancel()
     result = await running
     assert result.outcome is Outcome.CANCELLED

@@ -63,7 +63,7 @@ async def test_daemons_of_a_killed_server_are_gone_after_gc(place, level, killed
     hidden = "" if killed == "all but the agent's" else f"env -i setsid sleep 900 {mark} & "
     script = f"cd /; setsid bash -c 'sleep 900 & wait' {mark} & {hidden} exec -a {mark} sleep 900 &"
     await box.exec(script.replace(f"sleep 900 {mark}", f"bash -c 'sleep 900; :' {mark}"))
-    await eventually(lambda: len(processes_with(mark)) >= (3 if hidden else 2), 20)
+    await eventually(lambda: len(processes_with(mark)) >= (3 if hidden else 2))
     server = int(host.identity)
     victims = {
         "server": [server],
@@ -77,6 +77,6 @@ async def test_daemons_of_a_killed_server_are_gone_after_gc(place, level, killed
     await provider._processes["h1"].wait()
     await client.close()
     await make(place, level).stop("h1")
-    await eventually(lambda: processes_with(mark) == [], 20)
+    await eventually(lambda: processes_with(mark) == [])
     await provider.stop("h1")
     assert await asyncio.to_thread(lambda: [path.name for path in place.iterdir()]) in (["state"], [])

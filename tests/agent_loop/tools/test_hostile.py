@@ -199,7 +199,7 @@ async def test_random_arguments_always_get_valid_json_and_the_slot_stays_healthy
     await tools.sh("mkdir -p d")
     asked = []
 
-    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
     @given(random_calls())
     def collect(call):
         asked.append(call)

@@ -84,7 +84,7 @@ async def test_a_waiter_that_gave_up_does_not_take_the_next_slot(make_pool):
         held = await pool.acquire("holder")
         quitter = asyncio.create_task(pool.acquire("quitter"))
         stayer = asyncio.create_task(pool.acquire("stayer"))
-        await asyncio.sleep(0.01)
+        await eventually(lambda: pool.status().waiting == 2)
         quitter.cancel()
         await held.release()
         assert (await asyncio.wait_for(stayer, 5)).task_id == "stayer"
@@ -201,7 +201,7 @@ async def test_closing_tells_those_who_wait(make_pool):
     async with make_pool(FakePlace(slots=1)) as pool:
         await pool.acquire("holder")
         waiter = asyncio.create_task(pool.acquire("waiter"))
-        await asyncio.sleep(0.01)
+        await eventually(lambda: pool.status().waiting == 1)
         await pool.close()
         with pytest.raises(PoolClosed):
             await waiter

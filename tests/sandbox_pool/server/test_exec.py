@@ -126,11 +126,7 @@ async def test_a_compound_background_command_returns(sandbox: Sandbox) -> None:
 
 async def test_background_output_does_not_block_the_process(sandbox: Sandbox) -> None:
     await sandbox.exec("(head -c 2000000 /dev/zero; touch written) & ")
-    for _ in range(100):
-        if await sandbox.stat("written"):
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("the process was blocked by its unread output")
+    await eventually_prints(sandbox, "ls written", "written\n")
 
 
 async def test_timeout_kills_the_whole_tree_and_nothing_else(sandbox: Sandbox) -> None:
@@ -187,7 +183,7 @@ async def test_output_at_the_cap_is_whole(sandbox: Sandbox) -> None:
     assert (result.output, result.truncation) == ("é" * 500, None)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=300), cap=st.integers(1, 60))
 async def test_any_bytes_are_decoded_and_counted_as_python_does(server: Server, data: bytes, cap: int) -> None:
     text = data.decode("utf-8", "replace")

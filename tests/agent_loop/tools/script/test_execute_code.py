@@ -234,7 +234,7 @@ async def test_what_is_no_script_is_not_run(tools, code):
 async def test_cancelling_leaves_nothing_running(tools):
     code = "from hermes_tools import terminal\nterminal('sleep 64')"
     call = asyncio.create_task(tools("execute_code", code=code))
-    await asyncio.sleep(1.5)
+    await tools.started("sleep 64")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

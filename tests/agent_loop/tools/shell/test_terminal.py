@@ -128,7 +128,7 @@ async def test_unicode_goes_in_and_out(tools):
 
 async def test_cancelling_the_call_kills_the_command(tools):
     call = asyncio.create_task(tools("terminal", command="sleep 61"))
-    await asyncio.sleep(0.5)
+    await tools.started("sleep 61")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
