@@ -173,9 +173,13 @@ class Sandbox:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
         return int((await self._ask("stop_processes"))["count"])
 
-    async def snapshot(self) -> str:
-        """Keep the files as they are now, for other leases to start from; returns its id on this host."""
-        return str((await self._ask("snapshot", rid=uuid.uuid4().hex))["snapshot"])
+    async def snapshot(self, *, keep_state: bool = False) -> str:
+        """Keep the files as they are now, for other leases to start from; returns its id on this host.
+
+        A lease that starts from it has a shell of its own, in the working directory. `keep_state` hands on the folder,
+        variables, functions and aliases of this one: whoever ran commands here then decides what later ones mean.
+        """
+        return str((await self._ask("snapshot", rid=uuid.uuid4().hex, keep_state=keep_state))["snapshot"])
 
     @contextlib.asynccontextmanager
     async def serve(self, path: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
