@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
 
 from .isolation.cgroups import Cgroups
 from .isolation.layers import remove_layers_dir
+from .remove_tree import remove_tree
 
 RECORD = "server.json"
 WAIT_S = 10.0
@@ -59,14 +59,7 @@ def clean(scratch: str) -> list[str]:
     problems += [f"cgroup {path} is still there" for path in Cgroups(scratch).remove()]
     remove_layers_dir(scratch)
     for name in ("slots", "run", "layers", "helper"):
-        path = os.path.join(scratch, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        if os.path.lexists(path):
-            problems.append(f"{path} is still there")
+        problems += [f"{path} is still there" for path in remove_tree(os.path.join(scratch, name))]
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(scratch, RECORD))
     return problems

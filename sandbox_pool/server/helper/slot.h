@@ -150,9 +150,10 @@ void background_send_input(struct job *job);
 
 /* files.c, archive.c */
 void worker_main(int sock, const struct message *request);
-int pack_tree(int out, int directory, const char *name, bool layer);
+void pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
 extern const char *archive_opaque;
+extern uint64_t archive_max_bytes;
 extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 keeps those */
 
 #endif

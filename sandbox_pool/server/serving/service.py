@@ -158,7 +158,7 @@ class Service:
         header = request.header
         report = self.slots.release(int(header["slot"]), int(header["epoch"]))
         result = await asyncio.shield(asyncio.ensure_future(report))
-        self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
+        await self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
         return result, b""
 
     async def _shutdown(self, _request: Request) -> Reply:
@@ -170,7 +170,8 @@ class Service:
         return {"snapshot": await self.snapshots.take(slot, instance, keep_state=keep_state)}, b""
 
     async def _drop_snapshot(self, request: Request) -> Reply:
-        self.snapshots.drop(str(request.header["snapshot"]), {path for slot in self.slots.all for path in slot.layers})
+        in_use = {path for slot in self.slots.all for path in slot.layers}
+        await self.snapshots.drop(str(request.header["snapshot"]), in_use)
         return {}, b""
 
     async def _export_snapshot(self, request: Request) -> Reply:

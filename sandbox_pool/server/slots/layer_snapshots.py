@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
-import shutil
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,14 @@ from typing import Any
 
 from ..faults import SlotError
 from ..isolation.levels import Level, Place, run_uid
+from ..remove_tree import remove_tree
 from .file_worker import Worker
 from .instance import Instance
 from .slots import Slot
 from .zygote import Zygote
 
+OVERHEAD = 16 << 20
+"""What the description of the files in a full slot may take."""
 _RECORD = struct.Struct("!cI")
 """Of an exported snapshot: m (description), d (data of the current layer), n (layer complete)."""
 
@@ -61,7 +64,7 @@ class SnapshotStore:
         self._snapshots: dict[str, Snapshot] = {}
         self._numbers = itertools.count(1)
         os.makedirs(directory, exist_ok=True)
-        os.chmod(directory, 0o711 if level.namespaces else 0o700)
+        os.chmod(directory, 0o700)
 
     def _find(self, name: str) -> Snapshot:
         if name not in self._snapshots:
@@ -101,12 +104,12 @@ class SnapshotStore:
     async def take(self, slot: Slot, instance: Instance, *, keep_state: bool) -> str:
         """Copy the writable layer of a slot."""
         target = self._new_directory()
-        with self._pack_slot(instance) as source:
+        with self._pack_slot(slot, instance) as source:
             await source.status()
             try:
                 await self._unpack(target, source.read)
             except BaseException:
-                shutil.rmtree(target, ignore_errors=True)
+                await _remove([target])
                 raise
         base = slot.layers if self._level.namespaces else ()
         layers = (*self._publish([target]), *base)
@@ -114,14 +117,16 @@ class SnapshotStore:
         state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
         return self._add(Snapshot(layers, state))
 
-    def _pack_slot(self, instance: Instance) -> Worker:
+    def _pack_slot(self, slot: Slot, instance: Instance) -> Worker:
+        disk_mb = json.loads(slot.shape)[0].get("disk_mb")
+        limit = [("max_bytes", (disk_mb << 20) + OVERHEAD)] if disk_mb else []
         if not self._level.namespaces:
-            return self._host_worker("pack", os.path.dirname(instance.workdir))
+            return self._host_worker("pack", os.path.dirname(instance.workdir), *limit)
 
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             instance.control.send("file", values, fds=[fd])
 
-        return Worker(start, [("do", "pack"), *self._layer_fields], "")
+        return Worker(start, [("do", "pack"), *self._layer_fields, *limit], "")
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:
@@ -137,18 +142,21 @@ class SnapshotStore:
         self._snapshots[name] = snapshot
         return name
 
-    def drop(self, name: str, in_use: set[str]) -> None:
+    async def drop(self, name: str, in_use: set[str]) -> None:
         """Forget a snapshot; its layers go when no slot and no other snapshot stands on them."""
         self._snapshots.pop(name, None)
-        self.collect(in_use)
+        await self.collect(in_use)
 
-    def collect(self, in_use: set[str]) -> None:
+    async def collect(self, in_use: set[str]) -> None:
         """Remove layers nobody needs."""
         needed = {path for snapshot in self._snapshots.values() for path in snapshot.layers} | in_use
+        unused = []
         for entry in os.listdir(self._directory):
             path = os.path.join(self._directory, entry)
             if path not in needed and not entry.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
+                unused.append(self._new_directory())
+                os.rename(path, unused[-1])  # hidden: a request that comes meanwhile does not remove it again
+        await _remove(unused)
 
     async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
         """The snapshot as a byte stream for another host."""
@@ -182,8 +190,7 @@ class SnapshotStore:
                 layers.append(self._new_directory())
                 await self._unpack(layers[-1], records.layer)
         except BaseException:
-            for layer in layers:
-                shutil.rmtree(layer, ignore_errors=True)
+            await _remove(layers)
             raise
         state = None if facts["state"] is None else ShellState(variables, *facts["state"])
         return self._add(Snapshot(self._publish(layers), state))
@@ -196,6 +203,12 @@ class SnapshotStore:
             os.rename(layer, path)
             final.append(path)
         return tuple(final)
+
+
+async def _remove(paths: Sequence[str]) -> None:
+    """In a thread: an agent decides how many files there are, and other slots must not wait for them."""
+    for path in paths:
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, remove_tree, path))
 
 
 class RecordReader:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from ..faults import SlotError
 from ..isolation.cgroups import Cgroups
 from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.shared_memory import remove_shared_of
+from ..remove_tree import remove_tree
 from .channel import Message
 from .instance import Instance, check_env
 from .zygote import BuildError, Zygote, slot_fields
@@ -138,13 +138,11 @@ class Builder:
         if left:
             problems.append(f"processes left: {left[:5]}")
         if not self.level.namespaces:
-            problems += self._remove_directories(index)
+            problems += await asyncio.get_running_loop().run_in_executor(None, self._remove_directories, index)
         return problems
 
     def _remove_directories(self, index: int) -> list[str]:
-        root = slot_root(self.place, index)
-        failures: list[str] = []
-        shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
+        failures = remove_tree(slot_root(self.place, index))
         owner = run_uid(self.level, self.place, index)
         if owner is not None:
             failures += remove_shared_of(owner)
