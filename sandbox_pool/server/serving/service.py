@@ -165,8 +165,9 @@ class Service:
         self.stopping.set()
         return {}, b""
 
-    async def _snapshot(self, slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
-        return {"snapshot": await self.snapshots.take(slot, instance)}, b""
+    async def _snapshot(self, slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
+        alone = bool(request.header.get("workspace"))
+        return {"snapshot": await self.snapshots.take(slot, instance, workspace=alone)}, b""
 
     async def _drop_snapshot(self, request: Request) -> Reply:
         self.snapshots.drop(str(request.header["snapshot"]), {path for slot in self.slots.all for path in slot.layers})

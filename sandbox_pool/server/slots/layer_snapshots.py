@@ -13,6 +13,7 @@ from typing import Any
 
 from ..faults import SlotError
 from ..isolation.levels import Level, Place, run_uid
+from . import shell
 from .file_worker import Worker
 from .instance import Instance
 from .slots import Slot
@@ -85,19 +86,22 @@ class SnapshotStore:
 
         return Worker(start, [("do", do), *self._layer_fields, *fields], path)
 
-    async def take(self, slot: Slot, instance: Instance) -> str:
-        """Copy the writable layer of a slot."""
+    async def take(self, slot: Slot, instance: Instance, *, workspace: bool = False) -> str:
+        """Copy the writable layer of a slot, or its working directory alone, for forks that are clean otherwise."""
         target = self._new_directory()
-        with self._pack_slot(instance) as source:
+        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
+        with self._pack_workdir(instance) if workspace else self._pack_slot(instance) as source:
             await source.status()
             try:
-                await self._unpack(target, source.read)
+                await self._unpack(target + instance.workdir[len(root) :] if workspace else target, source.read)
             except BaseException:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
-        base = slot.layers if self._level.namespaces else ()
+        base = slot.layers if self._level.namespaces and not workspace else ()
         layers = (*self._publish([target]), *base)
-        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
+        if workspace:
+            state = shell.state_of(instance.environment)
+            return self._add(Snapshot(layers, state, instance.workdir, instance.workdir, root))
         return self._add(Snapshot(layers, instance.state, instance.cwd, instance.previous, root))
 
     def _pack_slot(self, instance: Instance) -> Worker:
@@ -108,6 +112,15 @@ class SnapshotStore:
             instance.control.send("file", values, fds=[fd])
 
         return Worker(start, [("do", "pack"), *self._layer_fields], "")
+
+    def _pack_workdir(self, instance: Instance) -> Worker:
+        """By a process inside the slot, so that a link in place of the folder leads to nothing of the host."""
+
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
+            instance.control.send("file", values, fds=[fd])
+
+        fields = self._layer_fields if self._level.namespaces else []
+        return Worker(start, [("do", "pack"), *fields], instance.workdir)
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:
