@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define MAX_DEPTH 512
-#define MAX_PATH_BYTES 4095
+#define MAX_PATH_BYTES 32767
 #define MAX_ENTRIES (1u << 20)
 #define MAX_EXTENTS (1u << 16)
 #define MAX_ATTRIBUTE (64u << 10)
@@ -41,6 +41,7 @@ const char *archive_opaque = "trusted.overlay.opaque";
 
 long archive_owner = -1;
 uint64_t archive_max_bytes = 16ull << 30;
+bool archive_root_opaque;
 
 static int out_fd;
 static bool packing_layer;
@@ -90,16 +91,19 @@ static void grow_firsts(void) {
     free(old);
 }
 
-/* Where this file was packed already, or NULL: then it is now. */
-static const char *packed_before(const struct stat *info, const char *path) {
-    if (info->st_nlink < 2) return NULL;
+/* Where this file was packed already, or NULL. */
+static const char *packed_before(const struct stat *info) {
+    if (!S_ISREG(info->st_mode) || info->st_nlink < 2 || !firsts_capacity) return NULL;
+    return find_first(info)->path;
+}
+
+static void remember_first(const struct stat *info, const char *path) {
+    if (info->st_nlink < 2) return;
     if (n_firsts * 2 >= firsts_capacity) grow_firsts();
-    struct first *first = find_first(info);
-    if (first->path) return first->path;
-    *first = (struct first){info->st_dev, info->st_ino, strdup(path)};
-    if (!first->path) _exit(71);
+    struct first first = {info->st_dev, info->st_ino, strdup(path)};
+    if (!first.path) _exit(71);
+    *find_first(info) = first;
     n_firsts++;
-    return NULL;
 }
 
 /* The size is promised before the content is read; a file that shrinks meanwhile is filled up with zeros. */
@@ -162,18 +166,20 @@ static int send_attributes(int fd, const struct stat *info, const char *path) {
     return error;
 }
 
-static int pack_entry(int parent, const char *name, const char *path, int depth);
+static int pack_entry(int parent, const char *name, char *path, int depth);
 
-static int pack_directory(int fd, const char *path, int depth) {
+/* One buffer holds the path of the entry at hand; it grows and shrinks on the way through the tree. */
+static int pack_directory(int fd, char *path, int depth) {
     DIR *directory = fdopendir(fd);
     if (!directory) return errno;
+    size_t length = strlen(path);
     int error = depth >= MAX_DEPTH ? ENAMETOOLONG : 0;
     for (struct dirent *entry; !error && (entry = readdir(directory));) {
-        char below[MAX_PATH_BYTES + 1];
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        int length = snprintf(below, sizeof below, "%s%s%s", path, *path ? "/" : "", entry->d_name);
-        error = (size_t)length < sizeof below ? pack_entry(dirfd(directory), entry->d_name, below, depth + 1)
-                                              : ENAMETOOLONG;
+        size_t room = MAX_PATH_BYTES + 1 - length;
+        int added = snprintf(path + length, room, "%s%s", length ? "/" : "", entry->d_name);
+        error = (size_t)added < room ? pack_entry(dirfd(directory), entry->d_name, path, depth + 1) : ENAMETOOLONG;
+        path[length] = '\0';
     }
     closedir(directory);
     return error;
@@ -192,26 +198,38 @@ static int pack_link(int parent, const char *name, const char *path, const struc
 
 static int pack_file(int fd, const char *path, const struct stat *info) {
     bool dense = (uint64_t)info->st_blocks * 512 >= (uint64_t)info->st_size;
+    remember_first(info, path);
     int error = dense ? send_record('f', info, path, (uint64_t)info->st_size) : send_sparse(fd, info, path);
     if (!error && dense) error = send_content(fd, 0, (uint64_t)info->st_size);
     return error ? error : send_attributes(fd, info, path);
 }
 
+/* An owner may take the right to read from itself, and the file is still its own. */
+static int open_entry(int parent, const char *name, const struct stat *info) {
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    int fd = openat(parent, name, flags);
+    if (fd >= 0 || errno != EACCES || info->st_uid != geteuid()) return fd;
+    if (fchmodat(parent, name, (info->st_mode | 0500) & 07777, 0)) return -1;
+    fd = openat(parent, name, flags);
+    fchmodat(parent, name, info->st_mode & 07777, 0);
+    return fd;
+}
+
 /* What vanished, cannot be opened, or is a socket or device is left out; from a download FIFOs too, which block readers. */
-static int pack_entry(int parent, const char *name, const char *path, int depth) {
+static int pack_entry(int parent, const char *name, char *path, int depth) {
     struct stat info;
     if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)) return 0;
     if (S_ISLNK(info.st_mode)) return pack_link(parent, name, path, &info);
     if (packing_layer && S_ISFIFO(info.st_mode)) return send_record('p', &info, path, 0);
     if (packing_layer && S_ISCHR(info.st_mode) && info.st_rdev == makedev(0, 0)) return send_record('w', &info, path, 0);
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) return 0;
-    const char *before = S_ISREG(info.st_mode) ? packed_before(&info, path) : NULL;
+    const char *before = packed_before(&info);
     if (before) return send_text('h', &info, path, before, strlen(before));
-    int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = open_entry(parent, name, &info), error;
     if (fd < 0) return 0;
-    int error;
     if (S_ISDIR(info.st_mode)) {
-        error = send_record(packing_layer && is_opaque(fd) ? 'o' : 'd', &info, path, 0);
+        bool opaque = packing_layer && (is_opaque(fd) || (archive_root_opaque && !*path));
+        error = send_record(opaque ? 'o' : 'd', &info, path, 0);
         if (!error) error = send_attributes(fd, &info, path);
         if (!error) return pack_directory(fd, path, depth);
     } else {
@@ -225,7 +243,8 @@ static int pack_entry(int parent, const char *name, const char *path, int depth)
 void pack_tree(int out, int directory, const char *name, bool layer) {
     out_fd = out;
     packing_layer = layer;
-    int error = pack_entry(directory, name, "", 0);
+    static char path[MAX_PATH_BYTES + 1];
+    int error = pack_entry(directory, name, path, 0);
     struct record end = {.kind = error ? 'E' : 'e', .size = (uint64_t)error};
     if (error != EPIPE) put(&end, sizeof end);
 }
@@ -290,8 +309,13 @@ static int receive_sparse(int in, int fd, uint64_t size, int error) {
     return error;
 }
 
+/* Makes room: for what is there from an earlier unpacking, or an empty folder of a new slot. */
+static void clear(int parent, const char *name) {
+    if (unlinkat(parent, name, 0)) unlinkat(parent, name, AT_REMOVEDIR);
+}
+
 static int make_file(int in, int parent, const char *name, const struct record *record) {
-    unlinkat(parent, name, 0);
+    clear(parent, name);
     int fd = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int error = fd < 0 ? errno : 0;
     error = (record->kind == 's' ? receive_sparse : receive)(in, fd, record->size, error);
@@ -300,36 +324,36 @@ static int make_file(int in, int parent, const char *name, const struct record *
 }
 
 /* The text that is a record's data: a link's target, or the path of a file that has this name too. */
-static int read_text(int in, const struct record *record, char text[4097]) {
-    if (record->size > 4096) return skip(in, record->size) ? ECONNABORTED : ENAMETOOLONG;
+static int read_text(int in, const struct record *record, char text[MAX_PATH_BYTES + 1]) {
+    if (record->size > MAX_PATH_BYTES) return skip(in, record->size) ? ECONNABORTED : ENAMETOOLONG;
     if (!read_all(in, text, (size_t)record->size)) return ECONNABORTED;
     text[record->size] = '\0';
     return 0;
 }
 
 static int make_link(int in, int parent, const char *name, const struct record *record) {
-    char target[4097];
+    char target[MAX_PATH_BYTES + 1];
     int error = read_text(in, record, target);
     if (error) return error;
-    unlinkat(parent, name, 0);
+    clear(parent, name);
     return symlinkat(target, parent, name) ? errno : 0;
 }
 
 static int make_hard_link(int in, int directory, int parent, const char *name, const struct record *record) {
-    char first[4097];
+    char first[MAX_PATH_BYTES + 1];
     const char *first_name;
     int error = read_text(in, record, first);
     if (error) return error;
     int first_parent = open_parent(directory, first, &first_name);
     if (first_parent < 0) return errno;
-    unlinkat(parent, name, 0);
+    clear(parent, name);
     if (linkat(first_parent, first_name, parent, name, 0)) error = errno;
     close(first_parent);
     return error;
 }
 
 static int make_fifo(int parent, const char *name) {
-    unlinkat(parent, name, 0);
+    clear(parent, name);
     return mknodat(parent, name, S_IFIFO | 0600, 0) ? errno : 0;
 }
 

@@ -240,9 +240,11 @@ static void do_pack(int sock, const struct message *request, const char *path) {
     struct stat info;
     if (!layer && lstat(path, &info)) return reply_error(sock, errno);
     long max_bytes = message_number(request, "max_bytes", 0);
+    archive_root_opaque = message_number(request, "opaque", 0);
     if (max_bytes > 0) archive_max_bytes = (uint64_t)max_bytes;
     dprintf(sock, "ok\n");
-    pack_tree(sock, directory, layer ? "." : path, layer);
+    /* For a fork everything is packed; as a layer of an overlay it is packed with the rights of the helper as well. */
+    pack_tree(sock, directory, layer ? "." : path, layer || message_number(request, "fork", 0));
 }
 
 static void do_unpack(int sock, const struct message *request, const char *path) {

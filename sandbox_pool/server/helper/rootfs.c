@@ -150,11 +150,16 @@ static const char *mount_overlay(const char *below, const char *last, const char
                                  const char *target) {
     char options[4096];
     int used = snprintf(options, sizeof options, "lowerdir=");
-    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++)
-        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s%s%s", i ? ":" : "", slot.layers[i],
-                         *below ? "/" : "", below);
+    const char *separator = "";
+    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++) {
+        char path[2048];
+        snprintf(path, sizeof path, "%s%s%s", slot.layers[i], *below ? "/" : "", below);
+        if (*below && access(path, F_OK)) continue; /* a snapshot of the working directory alone */
+        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", separator, path);
+        separator = ":";
+    }
     if ((size_t)used < sizeof options && last)
-        used += snprintf(options + used, sizeof options - (size_t)used, ":%s", last);
+        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", separator, last);
     if ((size_t)used < sizeof options)
         used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s%s,workdir=%s%s%s", here, upper, here,
                          work, slot.user_ns ? ",userxattr" : "");

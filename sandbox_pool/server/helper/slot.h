@@ -154,6 +154,7 @@ void pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
 extern const char *archive_opaque;
 extern uint64_t archive_max_bytes;
+extern bool archive_root_opaque;
 extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 keeps those */
 
 #endif

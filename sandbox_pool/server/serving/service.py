@@ -166,8 +166,8 @@ class Service:
         return {}, b""
 
     async def _snapshot(self, slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
-        keep_state = bool(request.header.get("keep_state"))
-        return {"snapshot": await self.snapshots.take(slot, instance, keep_state=keep_state)}, b""
+        wanted = {name: bool(request.header.get(name)) for name in ("workspace", "keep_state")}
+        return {"snapshot": await self.snapshots.take(slot, instance, **wanted)}, b""
 
     async def _drop_snapshot(self, request: Request) -> Reply:
         in_use = {path for slot in self.slots.all for path in slot.layers}

@@ -101,25 +101,26 @@ class SnapshotStore:
 
         return Worker(start, [("do", do), *self._layer_fields, *fields], path)
 
-    async def take(self, slot: Slot, instance: Instance, *, keep_state: bool) -> str:
-        """Copy the writable layer of a slot."""
+    async def take(self, slot: Slot, instance: Instance, *, workspace: bool, keep_state: bool) -> str:
+        """Copy the writable layer of a slot, or its working directory alone, for forks that are clean otherwise."""
         target = self._new_directory()
-        with self._pack_slot(slot, instance) as source:
+        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
+        disk_mb = json.loads(slot.shape)[0].get("disk_mb")
+        limit = [("max_bytes", (disk_mb << 20) + OVERHEAD)] if disk_mb else []
+        pack = self._pack_workdir if workspace else self._pack_slot
+        with pack(instance, limit) as source:
             await source.status()
             try:
-                await self._unpack(target, source.read)
+                await self._unpack(target + instance.workdir[len(root) :] if workspace else target, source.read)
             except BaseException:
                 await _remove([target])
                 raise
-        base = slot.layers if self._level.namespaces else ()
+        base = slot.layers if self._level.namespaces and not workspace else ()
         layers = (*self._publish([target]), *base)
-        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
         state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
         return self._add(Snapshot(layers, state))
 
-    def _pack_slot(self, slot: Slot, instance: Instance) -> Worker:
-        disk_mb = json.loads(slot.shape)[0].get("disk_mb")
-        limit = [("max_bytes", (disk_mb << 20) + OVERHEAD)] if disk_mb else []
+    def _pack_slot(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
         if not self._level.namespaces:
             return self._host_worker("pack", os.path.dirname(instance.workdir), *limit)
 
@@ -127,6 +128,16 @@ class SnapshotStore:
             instance.control.send("file", values, fds=[fd])
 
         return Worker(start, [("do", "pack"), *self._layer_fields, *limit], "")
+
+    def _pack_workdir(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
+        """By a process inside the slot, so that a link in place of the folder leads to nothing of the host."""
+
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
+            instance.control.send("file", values, fds=[fd])
+
+        # Opaque: what the image has there was either packed or removed by the agent.
+        fields = [*self._layer_fields, ("opaque", 1)] if self._level.namespaces else [("fork", 1)]
+        return Worker(start, [("do", "pack"), *fields, *limit], instance.workdir)
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:
