@@ -43,7 +43,7 @@ from environments.rollouts.planning import (
     plan_group,
     seed_of,
 )
-from environments.rollouts.rollout import RolloutRunner, Score
+from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, ToolContext
@@ -98,6 +98,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._stack = AsyncExitStack()
         self._packer = Packer(config.group_size, config.segments, config.advantages)
         self._packing = asyncio.Lock()
+        self._reward_faults = RewardFaults()
         self._groups = 0
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
@@ -133,7 +134,11 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     @abstractmethod
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> float | Verdict | Score:
-        """Score what the agent left behind. An exception loses the rollout; it is never taken for a score."""
+        """Score what the agent left behind.
+
+        A file that is missing, or a check that takes too long, is the agent's fault when you do not handle it: 0.
+        Any other exception is an error of this code (`reward_error`); it is never taken for a score.
+        """
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Run the evaluation items and log their summary; called every `steps_per_eval` steps while serving."""
@@ -253,7 +258,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         """
         series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
         result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
-        runner = RolloutRunner(self._opened_pool(), self._opened_model(), self._rewards, self.compute_reward)
+        runner = RolloutRunner(
+            self._opened_pool(), self._opened_model(), self._rewards, self.compute_reward, self._reward_faults
+        )
 
         async def run(snapshot: str | None) -> None:
             job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot)

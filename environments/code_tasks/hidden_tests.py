@@ -21,7 +21,7 @@ from importlib.resources import as_file, files
 from typing import Any
 
 from environments.code_tasks.solver import decode, encode
-from environments.scoring.verification import Verdict, VerifierContext, read_or_none, stat_or_none
+from environments.scoring.verification import CheckTimeout, Verdict, VerifierContext, read_or_none, stat_or_none
 
 MAX_ANSWER_BYTES = 20_000_000
 
@@ -56,9 +56,10 @@ async def ask(
         f"{folder}/inputs.json",
         f"{folder}/outputs.json",
     ]
-    result = await ctx.exec(shlex.join(words), timeout_s=timeout_s)
-    if result.timed_out:
-        raise NoAnswers(f"{module} takes longer than {timeout_s:g} s")
+    try:
+        result = await ctx.exec(shlex.join(words), timeout_s=timeout_s)
+    except CheckTimeout:
+        raise NoAnswers(f"{module} takes longer than {timeout_s:g} s") from None
     found = await stat_or_none(ctx, f"{folder}/outputs.json")
     if found is None:
         raise NoAnswers(f"{module} ends without answers (exit {result.exit_code}): {_last_line(result.output)}")

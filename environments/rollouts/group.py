@@ -1,13 +1,13 @@
 """A group of rollouts of one item: as many trainable ones as asked for, or a group that is not complete.
 
 A rollout that infrastructure ended is tried again, up to `tries` times and not after the deadline. What it left
-behind is kept in `lost` and counted; it never becomes a score of 0. Members of a group do not touch each other.
+behind is kept in `lost` and counted; it never becomes a score of 0. A failure of the reward code is kept there too, but
+another rollout would not mend it. Members of a group do not touch each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
-from environments.sandboxes import Pool, Sandbox
-from sandbox_pool.errors import SandboxError
+from environments.rollouts.rollout import REWARD_ERROR
+from environments.sandboxes import Pool, Sandbox, drop_if_there
 from sandbox_pool.spec import SandboxSpec
-
-log = logging.getLogger(__name__)
 
 Attempt = Callable[[int, int], Awaitable[ScoredRollout]]
 """(member of the group, which try) -> a rollout, whose record says whether it may be trained on."""
@@ -56,7 +54,7 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
             if rollout.record.trainable:
                 return rollout
             result.lost.append(rollout.record)
-            if time.monotonic() >= deadline:
+            if rollout.record.outcome == REWARD_ERROR or time.monotonic() >= deadline:
                 break
         return None
 
@@ -79,10 +77,7 @@ async def prepared(
     try:
         yield snapshot
     finally:
-        try:
-            await pool.drop_snapshot(snapshot)
-        except SandboxError as error:
-            log.debug("snapshot %s was gone already: %s", snapshot, error)
+        await drop_if_there(pool, snapshot)
 
 
 class RolloutStats:
@@ -98,7 +93,7 @@ class RolloutStats:
         """Count one rollout; only trainable ones enter the means."""
         self._outcomes[record.outcome] += 1
         if not record.trainable:
-            self._lost += 1
+            self._lost += record.outcome != REWARD_ERROR
             return
         values = {f"metrics/{name}": value for name, value in record.metrics.items()}
         values |= {f"reward/{name}": value for name, value in record.reward_components.items()}

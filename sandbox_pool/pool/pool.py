@@ -17,9 +17,11 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import PoolClosed, StateError
 from sandbox_pool.journal.gc import claim_running, collect_orphans
@@ -243,6 +245,13 @@ class SlotPool:
     def remember_snapshot(self, snapshot: str, grant: Grant) -> str:
         """A lease made a snapshot: the pool must know where it is. Its name in this pool."""
         return self._snapshots.add(snapshot, grant.host, grant.spec)
+
+    async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
+        """Copy the working directory out of a snapshot that was taken of it alone; no slot is needed."""
+        host, copy = self._snapshots.host_of(snapshot)
+        client = await host.client_here()
+        workdir = self._snapshots.spec_of(snapshot).workdir
+        await client.download_snapshot(copy, workdir, local, limits or TreeLimits())
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot on every host that has a copy."""

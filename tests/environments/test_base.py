@@ -13,6 +13,7 @@ from agent_loop.local_models.standin.policies import call
 from agent_loop.records.verify import verify
 from environments.atropos.groups import check_group
 from environments.base import SandboxContext, Score
+from environments.errors import ConfigError
 from environments.rollouts.rollout import as_score
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
@@ -123,6 +124,78 @@ async def test_a_reward_that_is_no_number_loses_the_rollout(pool: DirectoryPool,
     [lost] = result.lost
     assert (lost.outcome, lost.score, lost.trainable) == ("reward_error", None, False)
     assert pool.live == {}
+
+
+async def test_an_error_of_the_reward_code_is_verified_again_and_costs_no_other_rollout(pool: DirectoryPool) -> None:
+    class Broken(NumberEnv):
+        calls = 0
+
+        async def compute_reward(self, *args: Any) -> float:
+            self.calls += 1
+            raise KeyError("typo")
+
+    async with standin_model(right) as (model, standin):
+        env = Broken(pool, model, rollout_tries=3)
+        result = await env.run_group({"id": "x", "number": 7}, 0, 2)
+    assert [record.outcome for record in result.lost] == ["reward_error"] * 2
+    assert len(standin.log) == 4, "two turns for each of two rollouts"
+    assert env.calls == 4, "each is verified twice, and stops at the second equal error"
+    assert env.stats.take()["outcomes/lost_to_infrastructure"] == 0.0
+    assert pool.snapshots == []
+
+
+async def test_a_reward_code_that_always_fails_ends_the_run_by_its_name(pool: DirectoryPool) -> None:
+    class Broken(NumberEnv):
+        async def compute_reward(self, *args: Any) -> float:
+            raise KeyError("typo")
+
+    async with standin_model(right) as (model, _):
+        env = Broken(pool, model)
+        await env.run_group({"id": "x", "number": 1}, 0, 15)
+        with pytest.raises(ConfigError, match="compute_reward failed 16 times with the same error: KeyError: 'typo'"):
+            await env.run_group({"id": "x", "number": 1}, 1, 1)
+    assert pool.snapshots == []
+
+
+async def test_a_fault_of_the_fork_is_verified_again(pool: DirectoryPool) -> None:
+    pool.refuse = ["/verify"]
+    async with standin_model(right) as (model, standin):
+        result = await NumberEnv(pool, model).run_group({"id": "x", "number": 7}, 0, 1)
+    assert [rollout.record.score for rollout in result.scored] == [1.0]
+    assert result.lost == []
+    assert len(standin.log) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("rm -rf /workspace", "the workspace is gone"),
+        ("rm -rf /workspace; ln -s /etc /workspace", "the workspace is not a folder: symlink"),
+        ("true", "No such file"),
+        ("echo sleep 30 > answer.txt", "takes longer than"),
+    ],
+)
+async def test_what_the_agent_destroys_is_its_failure_and_trained_on(
+    pool: DirectoryPool, command: str, reason: str
+) -> None:
+    class Reading(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            await ctx.stat("answer.txt")
+            return float((await ctx.exec("bash answer.txt", timeout_s=0.2)).exit_code == 0)
+
+    def destroy(request: PolicyRequest) -> str:
+        return "Done." if request.results else call("terminal", {"command": command})
+
+    async with standin_model(destroy) as (model, standin):
+        result = await Reading(pool, model, rewards={"terms": {"valid_calls": 0.1}}).run_group(
+            {"id": "x", "number": 7}, 0, 1
+        )
+    [record] = result.records()
+    assert (record.outcome, record.trainable, record.verifier_score) == ("agent_fault", True, 0.0)
+    assert record.score == pytest.approx(0.1)
+    assert reason in str(record.error)
+    assert len(standin.log) == 2, "it is not tried again"
+    assert pool.snapshots == []
 
 
 async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: DirectoryPool) -> None:

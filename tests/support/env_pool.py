@@ -84,10 +84,10 @@ class DirectorySandbox:
     async def upload(self, local: Path, remote: str) -> None:
         _copy(local, self._path(remote))
 
-    async def download(self, remote: str, local: Path) -> None:
+    async def download(self, remote: str, local: Path, limits: object = None, **_: object) -> None:
         _copy(self._path(remote), local)
 
-    async def snapshot(self) -> str:
+    async def snapshot(self, *, workspace: bool = False) -> str:
         name = f"snapshot-{next(self._pool.numbers)}"
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name
@@ -155,6 +155,9 @@ class DirectoryPool:
                 del self.live[task_id]
                 await sandbox.stop_processes()
                 shutil.rmtree(root, ignore_errors=True)
+
+    async def download_snapshot(self, snapshot: str, local: Path, limits: object = None) -> None:
+        shutil.copytree(self.home / snapshot, local, symlinks=True)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         shutil.rmtree(self.home / snapshot)

@@ -116,7 +116,7 @@ void init_main(int control) {
     keep_config();
     set_process_name("slot-init");
     umask(022);
-    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - (size_t)slot.n_parts : 0;
+    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - part_entries : 0;
     int mounts = count_mounts();
     if (slot.namespaces) {
         make_directories(slot.workdir, 0755);

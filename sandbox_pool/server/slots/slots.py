@@ -142,8 +142,7 @@ class Builder:
         return problems
 
     def _remove_directories(self, index: int) -> list[str]:
-        root = slot_root(self.place, index)
-        failures = remove_tree(root)
+        failures = remove_tree(slot_root(self.place, index))
         owner = run_uid(self.level, self.place, index)
         if owner is not None:
             failures += remove_shared_of(owner)

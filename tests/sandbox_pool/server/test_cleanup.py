@@ -13,7 +13,7 @@ import pytest
 
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.server.isolation.cgroups import Cgroups
-from sandbox_pool.server.isolation.layers import shared_memory_path
+from sandbox_pool.server.isolation.layers import shared_memory_paths
 from sandbox_pool.spec import SandboxSpec
 from support.pool_wait import eventually
 from support.slot_server import Server, running_server, server_command
@@ -73,7 +73,7 @@ async def test_after_sigkill_cleanup_leaves_nothing(level: str) -> None:
         assert processes_with(str(server.directory)) == []
         assert cgroups_of(scratch) == []
         assert list(scratch.iterdir()) == []
-        assert not exists(shared_memory_path(str(scratch)))
+        assert not any(exists(path) for path in shared_memory_paths(str(scratch)))
 
 
 async def test_no_mount_of_ours_is_ever_visible_on_the_host() -> None:

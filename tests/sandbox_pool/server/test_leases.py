@@ -85,13 +85,13 @@ async def test_slots_and_health_tell_the_truth(server: Server, sandbox: Sandbox)
 async def test_a_fork_starts_from_the_files_and_state_of_the_snapshot(server: Server, sandbox: Sandbox) -> None:
     await sandbox.exec("echo base > f; chmod 600 f; ln -s f l")
     await sandbox.exec("mkdir sub; cd sub; export A=1; sleep 62 &")
-    snapshot = await sandbox.snapshot()
+    snapshot = await sandbox.snapshot(keep_state=True)
     await sandbox.exec("echo later > ../f")
     async with server.lease(snapshot=snapshot) as one, server.lease(snapshot=snapshot) as two:
         await one.exec("echo one > ../f")
         seen = await two.exec("cat ../l; pwd; echo $A; stat -c '%a %u' ../f; pgrep sleep")
         assert seen.output.splitlines() == ["base", "/workspace/sub", "1", "600 0"]
-        deeper = await one.snapshot()
+        deeper = await one.snapshot(keep_state=True)
         async with server.lease(snapshot=deeper) as three:
             assert (await three.exec("cat ../f")).output == "one\n"
         await server.client.drop_snapshot(deeper)
@@ -113,9 +113,9 @@ async def test_a_slot_is_clean_after_a_fork(server: Server, sandbox: Sandbox) ->
 async def test_a_snapshot_moves_to_another_host(server: Server, sandbox: Sandbox) -> None:
     await sandbox.write_file("big", bytes(3_000_000) + b"end")
     await sandbox.exec("export A=moved; mkdir full; echo 1 > full/f")
-    async with server.lease(snapshot=await sandbox.snapshot()) as fork:
+    async with server.lease(snapshot=await sandbox.snapshot(keep_state=True)) as fork:
         await fork.exec("rm -r full; mkdir full")
-        snapshot = await fork.snapshot()
+        snapshot = await fork.snapshot(keep_state=True)
     async with running_server(slots=1) as elsewhere:
         copy = await elsewhere.client.import_snapshot(server.client.export_snapshot(snapshot))
         async with elsewhere.lease(snapshot=copy) as fork:
