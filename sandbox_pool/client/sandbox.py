@@ -186,12 +186,15 @@ class Sandbox:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
         return int((await self._ask("stop_processes"))["count"])
 
-    async def snapshot(self, *, workspace: bool = False) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
         """Keep the files as they are now, for other leases to start from; returns its id on this host.
 
-        With `workspace` only the working directory is kept: forks have a clean system otherwise.
+        With `workspace` only the working directory is kept: forks have a clean system otherwise. A lease that starts
+        from it has a shell of its own, in the working directory. `keep_state` hands on the folder, variables, functions
+        and aliases of this one: whoever ran commands here then decides what later ones mean.
         """
-        return str((await self._ask("snapshot", rid=uuid.uuid4().hex, workspace=workspace))["snapshot"])
+        wanted = {"workspace": workspace, "keep_state": keep_state}
+        return str((await self._ask("snapshot", rid=uuid.uuid4().hex, **wanted))["snapshot"])
 
     @contextlib.asynccontextmanager
     async def serve(self, path: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:

@@ -122,3 +122,33 @@ async def test_paths_longer_than_the_kernel_takes_do_not_end_a_rollout(pool: Slo
     assert await ctx.agent_state.read_file("f") == b"1\n"
     assert (await ctx.exec("cat f")).output == "1\n"
     await ctx.close()
+
+
+@pytest.mark.parametrize("layer", [False, True])
+async def test_the_agents_shell_does_not_decide_what_a_check_means(pool: SlotPool, layer: bool) -> None:
+    poison = (
+        "mkdir -p elsewhere; echo right > answer; python3() { return 0; }; cat() { echo wrong; }; cd() { return 0; };"
+        "export -f python3 cat; alias test=true; export PATH=/nowhere BASH_ENV=/workspace/rc PYTHONPATH=/workspace;"
+        "echo 'exit 0' > rc; builtin cd elsewhere"
+    )
+    ctx = await judged(pool, poison, layer)
+    assert (await ctx.exec("python3 -c 'import sys; sys.exit(3)'")).exit_code == 3
+    assert (await ctx.exec("cat answer")).output == "right\n", "the check starts in the workspace"
+    assert (await ctx.exec("test 1 = 2")).exit_code == 1
+    environment = (await ctx.exec("env")).output
+    assert "/nowhere" not in environment
+    assert "/workspace/rc" not in environment
+    await ctx.close()
+
+
+@pytest.mark.parametrize("layer", [False, True])
+async def test_nothing_outside_the_workspace_is_there_unless_the_layer_was_asked_for(
+    pool: SlotPool, layer: bool
+) -> None:
+    async with pool.lease("rollout") as sandbox:
+        await sandbox.exec("echo mine > $HOME/.bashrc; echo mine > $HOME/left; echo work > file")
+        ctx = ToolContext(await FrozenWorkspace.take(sandbox, pool, layer), pool, "rollout")
+    assert (await ctx.exec("cat file; cat ~/left 2>/dev/null || true")).output == (
+        "work\nmine\n" if layer else "work\n"
+    )
+    await ctx.close()

@@ -166,8 +166,8 @@ class Service:
         return {}, b""
 
     async def _snapshot(self, slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
-        alone = bool(request.header.get("workspace"))
-        return {"snapshot": await self.snapshots.take(slot, instance, workspace=alone)}, b""
+        wanted = {name: bool(request.header.get(name)) for name in ("workspace", "keep_state")}
+        return {"snapshot": await self.snapshots.take(slot, instance, **wanted)}, b""
 
     async def _drop_snapshot(self, request: Request) -> Reply:
         self.snapshots.drop(str(request.header["snapshot"]), {path for slot in self.slots.all for path in slot.layers})
@@ -245,9 +245,8 @@ async def _run(instance: Instance, job: Job, request: Request) -> Message:
 
 
 async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
-    count = await instance.kill_all()
-    instance.warm_up()
-    return {"count": count}, b""
+    # No shell is warmed up here: it would restore the slot's state, and so run what the slot wrote, after the stop.
+    return {"count": await instance.kill_all()}, b""
 
 
 def owner_gone(service: Service, ttl_s: float | None) -> bool:

@@ -15,6 +15,8 @@ from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 READY_TIMEOUT_S = 20.0
+MAX_PATH = 4096
+"""No `cd` can go to a longer one."""
 # LC_CTYPE and not LANG: the same UTF-8, and every shell starts with one locale file to open instead of a dozen.
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -173,12 +175,14 @@ class Instance:
         limit_us = int(request.get("timeout_ms") or 0) * 1000
         timed_out = bool(message.number("timed_out") or (limit_us and message.number("us") >= limit_us))
         code, signal_number = exit_code(message.number("status"), timed_out)
+        if message.number("state_dropped"):
+            out += f"\n[variables and functions of this shell exceed {shell.STATE_LIMIT} bytes: not kept]\n"
         encoded = out.encode("utf-8", "replace")
         reply = {
             "code": code,
             "signal": signal_number,
             "timed_out": timed_out,
-            "cwd": self.cwd,
+            "cwd": self.cwd.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
             "us": message.number("us"),
             "out": len(encoded),
             "cut": facts,
@@ -192,7 +196,7 @@ class Instance:
         if not directories:
             return
         cwd, _, rest = saved[:directories].partition(b"\0")
-        self.cwd = cwd.decode("utf-8", "surrogateescape")
+        self.cwd = cwd.decode("utf-8", "surrogateescape") if len(cwd) <= MAX_PATH else self.workdir
         self.previous = rest.rstrip(b"\0").decode("utf-8", "surrogateescape") or self.cwd
         if message.number("state", -1) >= 0:
             self.state = shell.restore_env(saved[directories:], job.state, env)

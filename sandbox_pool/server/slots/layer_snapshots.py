@@ -13,7 +13,6 @@ from typing import Any
 
 from ..faults import SlotError
 from ..isolation.levels import Level, Place, run_uid
-from . import shell
 from .file_worker import Worker
 from .instance import Instance
 from .slots import Slot
@@ -24,16 +23,29 @@ _RECORD = struct.Struct("!cI")
 
 
 @dataclass(frozen=True)
+class ShellState:
+    """What the shell of a slot had: kept only on request, because it decides what every later command means."""
+
+    variables: bytes
+    cwd: str
+    previous: str
+    root: str
+    """The slot's directory where slots have no root of their own; paths in the state begin with it."""
+
+    def moved_to(self, root: str) -> ShellState:
+        """The same state for a slot with another directory."""
+        cwd, previous = self.cwd.replace(self.root, root), self.previous.replace(self.root, root)
+        return ShellState(self.variables.replace(self.root.encode(), root.encode()), cwd, previous, root)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """What a fork starts from."""
 
     layers: tuple[str, ...]
     """Directories, topmost first."""
-    state: bytes
-    cwd: str
-    previous: str
-    root: str = ""
-    """The slot's directory where slots have no root of their own; paths in the state begin with it."""
+    state: ShellState | None = None
+    """None: a fork starts in a shell of its own, in the working directory of its spec."""
 
 
 class SnapshotStore:
@@ -62,19 +74,19 @@ class SnapshotStore:
         return layers if self._level.namespaces else ()
 
     async def restore(self, name: str, slot: Slot) -> None:
-        """Give a fork the shell state of the original, and its files where they could not be a layer."""
+        """Give a fork the shell state of the original if it was kept, and its files where they could not be a layer."""
         snapshot, instance = self._find(name), slot.instance
         assert instance is not None
-        state, cwd, previous = snapshot.state, snapshot.cwd, snapshot.previous
+        state = snapshot.state
         if not self._level.namespaces:
             root = os.path.dirname(instance.workdir)
-            state = state.replace(snapshot.root.encode(), root.encode())
-            cwd, previous = cwd.replace(snapshot.root, root), previous.replace(snapshot.root, root)
+            state = state and state.moved_to(root)
             with self._host_worker("pack", snapshot.layers[0]) as source:
                 await source.status()
                 owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
-        instance.restore(state, cwd, previous)
+        if state is not None:
+            instance.restore(state.variables, state.cwd, state.previous)
 
     def _new_directory(self) -> str:
         """Hidden while it is filled, so that collecting leaves it alone."""
@@ -86,7 +98,7 @@ class SnapshotStore:
 
         return Worker(start, [("do", do), *self._layer_fields, *fields], path)
 
-    async def take(self, slot: Slot, instance: Instance, *, workspace: bool = False) -> str:
+    async def take(self, slot: Slot, instance: Instance, *, workspace: bool, keep_state: bool) -> str:
         """Copy the writable layer of a slot, or its working directory alone, for forks that are clean otherwise."""
         target = self._new_directory()
         root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
@@ -99,10 +111,8 @@ class SnapshotStore:
                 raise
         base = slot.layers if self._level.namespaces and not workspace else ()
         layers = (*self._publish([target]), *base)
-        if workspace:
-            state = shell.state_of(instance.environment)
-            return self._add(Snapshot(layers, state, instance.workdir, instance.workdir, root))
-        return self._add(Snapshot(layers, instance.state, instance.cwd, instance.previous, root))
+        state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
+        return self._add(Snapshot(layers, state))
 
     def _pack_slot(self, instance: Instance) -> Worker:
         if not self._level.namespaces:
@@ -152,13 +162,10 @@ class SnapshotStore:
     async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
         """The snapshot as a byte stream for another host."""
         snapshot = self._find(name)
-        description = {
-            "layers": len(snapshot.layers),
-            "cwd": snapshot.cwd,
-            "previous": snapshot.previous,
-            "root": snapshot.root,
-        }
-        text = json.dumps(description).encode() + b"\0" + snapshot.state
+        state = snapshot.state
+        places = None if state is None else [state.cwd, state.previous, state.root]
+        description = {"layers": len(snapshot.layers), "state": places}
+        text = json.dumps(description).encode() + b"\0" + (state.variables if state else b"")
         await send(_RECORD.pack(b"m", len(text)) + text)
         for layer in snapshot.layers:
             with self._host_worker("pack", layer) as worker:
@@ -176,7 +183,7 @@ class SnapshotStore:
         kind, text = await records.next()
         if kind != b"m":
             raise SlotError("protocol", "not an exported snapshot")
-        description, _, state = text.partition(b"\0")
+        description, _, variables = text.partition(b"\0")
         facts = json.loads(description)
         layers: list[str] = []
         try:
@@ -187,7 +194,8 @@ class SnapshotStore:
             for layer in layers:
                 shutil.rmtree(layer, ignore_errors=True)
             raise
-        return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"], facts["root"]))
+        state = None if facts["state"] is None else ShellState(variables, *facts["state"])
+        return self._add(Snapshot(self._publish(layers), state))
 
     def _publish(self, layers: Sequence[str]) -> tuple[str, ...]:
         """Give complete layers their visible names."""

@@ -86,7 +86,7 @@ async def test_a_fork_starts_from_the_files_and_state_of_the_snapshot(server: Se
         "echo base > f; chmod 600 f; rm -r /etc/hostname /etc/apt; mkdir /etc/apt; ln -s f l; chown -h 5:6 l"
     )
     await sandbox.exec("mkdir sub; cd sub; export A=1; sleep 62 &")
-    snapshot = await sandbox.snapshot()
+    snapshot = await sandbox.snapshot(keep_state=True)
     await sandbox.exec("echo later > ../f")
     async with server.lease(snapshot=snapshot) as one, server.lease(snapshot=snapshot) as two:
         await one.exec("echo one > ../f")
@@ -101,7 +101,7 @@ async def test_a_fork_starts_from_the_files_and_state_of_the_snapshot(server: Se
             "600 0",
             "5",
         ]
-        deeper = await one.snapshot()
+        deeper = await one.snapshot(keep_state=True)
         async with server.lease(snapshot=deeper) as three:
             assert (await three.exec("cat ../f; ls /etc/apt")).output == "one\n"
         await server.client.drop_snapshot(deeper)
@@ -123,7 +123,7 @@ async def test_a_slot_is_clean_after_a_fork(server: Server, sandbox: Sandbox) ->
 async def test_a_snapshot_moves_to_another_host(server: Server, sandbox: Sandbox) -> None:
     await sandbox.write_file("big", bytes(3_000_000) + b"end")
     await sandbox.exec("export A=moved; rm -r /etc/apt")
-    snapshot = await sandbox.snapshot()
+    snapshot = await sandbox.snapshot(keep_state=True)
     async with running_server(slots=1) as elsewhere:
         copy = await elsewhere.client.import_snapshot(server.client.export_snapshot(snapshot))
         async with elsewhere.lease(snapshot=copy) as fork:

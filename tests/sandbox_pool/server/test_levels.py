@@ -84,12 +84,12 @@ async def test_terminals_work(server: Server) -> None:
 async def test_a_fork_has_the_files_of_its_origin(server: Server) -> None:
     async with server.lease() as sandbox:
         await sandbox.exec("mkdir d; echo base > d/f; echo 0 > zero; cd d; export A=1")
-        snapshot = await sandbox.snapshot()
+        snapshot = await sandbox.snapshot(keep_state=True)
         await sandbox.exec("echo changed > f")
         async with server.lease(snapshot=snapshot) as fork:
             assert (await fork.exec("cat f; echo $A; pwd")).output == f"base\n1\n{fork.workdir}/d\n"
             await fork.exec("echo 1 > ../one")
-            deeper = await fork.snapshot()
+            deeper = await fork.snapshot(keep_state=True)
             async with server.lease(snapshot=deeper) as second:
                 assert (await second.exec("cat ../zero ../one f")).output == "0\n1\nbase\n"
         await server.client.drop_snapshot(snapshot)
