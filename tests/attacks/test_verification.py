@@ -152,3 +152,21 @@ async def test_nothing_outside_the_workspace_is_there_unless_the_layer_was_asked
         "work\nmine\n" if layer else "work\n"
     )
     await ctx.close()
+
+
+async def test_the_options_of_a_command_do_not_stay_for_the_next(pool: SlotPool) -> None:
+    ctx = await judged(pool, "mkdir folder")
+    asked = await ctx.exec(
+        "cat; pwd; echo $A; echo err >&2", stdin="in\n", cwd="folder", env={"A": "a"}, merge_stderr=False
+    )
+    assert asked.output.splitlines()[0::2] == ["in", "a"]
+    assert asked.output.splitlines()[1].endswith("/folder")
+    assert asked.stderr == "err\n"
+    assert (await ctx.exec("echo $A")).output == "\n"
+    process = await ctx.spawn("echo started; sleep 60")
+    while "started" not in (await process.log()).data:
+        pass
+    assert await process.poll() is None
+    if pool.status().hosts[0].isolation == "namespaces":
+        assert (await ctx.exec("id -un", user="nobody")).output == "nobody\n"
+    await ctx.close()
