@@ -32,7 +32,7 @@ from environments.atropos.servers import AtroposServerBackend
 from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.group import GroupResult, RolloutStats, prepared, run_members
+from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
 from environments.rollouts.planning import (
     RolloutJob,
     choose_tools,
@@ -44,7 +44,7 @@ from environments.rollouts.planning import (
 )
 from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
 from environments.runs.store import append_bytes
-from environments.sandboxes import Pool, Sandbox
+from environments.sandboxes import Pool, Sandbox, drop_if_there
 from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
@@ -98,6 +98,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._packer = Packer(config.group_size, config.segments, config.advantages)
         self._packing = asyncio.Lock()
         self._reward_faults = RewardFaults()
+        self._failed_items = 0
         self._groups = 0
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
@@ -302,8 +303,40 @@ class HermesAgentBaseEnv(AtroposEnv):
         async def prepare(sandbox: Sandbox) -> None:
             await self.prepare(item, SandboxContext(sandbox))
 
-        async with prepared(self._opened_pool(), f"{result.group_id}/prepare", self.spec(item), prepare) as snapshot:
+        name = f"{result.group_id}/prepare"
+        try:
+            snapshot = await prepared(self._opened_pool(), name, self.spec(item), prepare, self.config.rollout_tries)
+        except Exception as error:  # whatever prepare raises: this item is lost, and the run goes on
+            log.exception("item %s could not be prepared", result.item_id)
+            self._lose_item(item, result, f"{type(error).__name__}: {error}")
+            return
+        try:
             await run(snapshot)
+        finally:
+            await drop_if_there(self._opened_pool(), snapshot)
+
+    def _lose_item(self, item: Any, result: GroupResult, why: str) -> None:
+        result.lost.append(
+            RolloutRecord(
+                rollout_id=f"{result.group_id}/prepare",
+                group_id=result.group_id,
+                environment=self.name or type(self).__name__,
+                item_id=result.item_id,
+                category=self.category(item),
+                policy=self.policy_name,
+                outcome=PREPARE_ERROR,
+                error=why,
+                trainable=False,
+                messages=[],
+            )
+        )
+        self._failed_items += 1
+        most = self.config.max_failed_items
+        if most is not None and self._failed_items > most:
+            raise ConfigError(
+                f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
+                f"one is {result.item_id}: {why}"
+            )
 
     def _seed(self, group: str, member: int, attempt_number: int) -> int | None:
         """Members of a group have seeds that follow each other, so that a server may sample them as one request."""

@@ -106,6 +106,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")
     rollout_tries: int = Field(default=3, ge=1, description="Tries for a rollout that infrastructure ended.")
     group_deadline_s: float = Field(default=3600.0, gt=0, description="No new try after so long; the group is dropped.")
+    max_failed_items: int | None = Field(
+        default=50, ge=0, description="Items whose `prepare` may fail before the run ends; None: all of them."
+    )
     verification: Verification = Field(
         default="workspace",
         description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",

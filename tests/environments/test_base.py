@@ -219,6 +219,41 @@ async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: Dire
     assert pool.snapshots == []
 
 
+class Unprepared(NumberEnv):
+    """Items with an odd number cannot be prepared; slots may be refused as well."""
+
+    async def prepare(self, item: Any, ctx: SandboxContext) -> None:
+        if item["number"] % 2:
+            await ctx.read_file("missing")
+
+
+async def test_an_item_that_cannot_be_prepared_is_lost_by_its_reason_and_the_run_goes_on(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, standin):
+        env = Unprepared(pool, model, ensure_scores_are_not_same=False)
+        lost = await env.run_group({"id": "x", "number": 1}, 0, 2)
+        assert standin.log == []
+        done = await env.run_group({"id": "y", "number": 2}, 1, 2)
+    [record] = lost.records()
+    assert (record.outcome, record.trainable, record.item_id) == ("prepare_error", False, "x")
+    assert "No such file" in str(record.error)
+    assert not lost.complete
+    assert done.complete
+    assert pool.snapshots == []
+
+
+async def test_a_slot_that_is_lost_while_preparing_is_tried_again(pool: DirectoryPool) -> None:
+    pool.refuse = ["/prepare", "/prepare"]
+    async with standin_model(right) as (model, _):
+        assert (await Unprepared(pool, model, rollout_tries=3).run_group({"id": "x", "number": 2}, 0, 2)).complete
+
+
+async def test_too_many_items_that_cannot_be_prepared_end_the_run(pool: DirectoryPool) -> None:
+    env = Unprepared(pool, object(), max_failed_items=1)
+    await env.run_group({"id": "x", "number": 1}, 0, 2)
+    with pytest.raises(ConfigError, match=r"2 items could not be prepared, more than env.max_failed_items \(1\).*y"):
+        await env.run_group({"id": "y", "number": 3}, 1, 2)
+
+
 async def test_verification_of_the_whole_layer_drops_its_snapshot(pool: DirectoryPool) -> None:
     async with standin_model(right) as (model, _):
         result = await NumberEnv(pool, model, verification="layer").run_group({"id": "x", "number": 7}, 0, 2)
