@@ -12,7 +12,7 @@ import asyncio
 import logging
 import uuid
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +153,14 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def prepare(self, item: Any, ctx: SandboxContext) -> None:
         """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
 
+    async def start(self, item: Any, ctx: SandboxContext) -> None:
+        """Start services and daemons; runs in the slot of each rollout, before its agent."""
+
+    def files(self, item: Any) -> Mapping[str, bytes | str]:
+        """Files of the workspace, by path, written before `prepare`; the item's own `files` when that is a mapping."""
+        found = item_field(item, "files")
+        return found if isinstance(found, Mapping) else {}
+
     def solution(self, item: Any) -> Sequence[str]:
         """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
         return item_field(item, "solution") or ()
@@ -259,7 +267,12 @@ class HermesAgentBaseEnv(AtroposEnv):
         series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
         result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
         runner = RolloutRunner(
-            self._opened_pool(), self._opened_model(), self._rewards, self.compute_reward, self._reward_faults
+            self._opened_pool(),
+            self._opened_model(),
+            self._rewards,
+            self.compute_reward,
+            self._reward_faults,
+            None if type(self).start is HermesAgentBaseEnv.start else self.start,
         )
 
         async def run(snapshot: str | None) -> None:
@@ -278,7 +291,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
             await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
 
-        if type(self).prepare is HermesAgentBaseEnv.prepare:
+        if type(self).prepare is HermesAgentBaseEnv.prepare and not self.files(item):
             await run(None)
         else:
             await self._run_prepared(item, result, run)
@@ -301,7 +314,10 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def _run_prepared(self, item: Any, result: GroupResult, run: Callable[[str | None], Awaitable[None]]) -> None:
         async def prepare(sandbox: Sandbox) -> None:
-            await self.prepare(item, SandboxContext(sandbox))
+            ctx = SandboxContext(sandbox)
+            for path, data in self.files(item).items():
+                await ctx.write_file(path, data)
+            await self.prepare(item, ctx)
 
         name = f"{result.group_id}/prepare"
         try:

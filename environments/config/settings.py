@@ -66,7 +66,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
 
     model_config = ConfigDict(extra="forbid")
 
-    enabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools; None: terminal and file.")
+    enabled_toolsets: list[str] | None = Field(
+        default=None, description="Toolsets or tools; None: terminal and file; []: no tools, no slot."
+    )
     disabled_toolsets: list[str] | None = Field(default=None, description="Taken away from what is enabled.")
     distribution: str | None = Field(default=None, description="Draw toolsets per group from this distribution.")
     max_agent_turns: int = Field(default=30, ge=1)

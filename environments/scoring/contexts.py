@@ -21,7 +21,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
@@ -405,14 +405,14 @@ class ToolContext(SandboxContext):
 
     def __init__(
         self,
-        frozen: FrozenWorkspace,
-        pool: Pool,
+        lease: AbstractAsyncContextManager[Sandbox],
+        frozen: FrozenWorkspace | None,
         task_id: str,
         verifier_paths: Sequence[str] = (),
         call_tool: CallTool | None = None,
     ) -> None:
+        self._lease = lease
         self._frozen = frozen
-        self._pool = pool
         self._task_id = task_id
         self._verifier_paths = tuple(verifier_paths)
         self._call_tool = call_tool
@@ -428,6 +428,8 @@ class ToolContext(SandboxContext):
     @property
     def agent_state(self) -> AgentState:
         """The workspace as the agent left it, read-only."""
+        if self._frozen is None:
+            raise RuntimeError("the agent had no tools and so no workspace (env.enabled_toolsets is empty)")
         return self._frozen.agent_state
 
     async def sandbox(self) -> Sandbox:
@@ -448,7 +450,6 @@ class ToolContext(SandboxContext):
         await self._stack.aclose()
 
     async def _make_fork(self) -> Sandbox:
-        task_id = f"{self._task_id}/verify"
-        fork = await self._stack.enter_async_context(self._pool.lease_from(self._frozen.start, task_id))
+        fork = await self._stack.enter_async_context(self._lease)
         await SandboxContext(fork).remove(*self._verifier_paths)
         return fork

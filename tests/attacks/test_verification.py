@@ -47,7 +47,8 @@ async def judged(pool: SlotPool, commands: str, whole_layer: bool = False) -> To
     """A context for what an agent leaves that ran these commands."""
     async with pool.lease("rollout") as sandbox:
         await sandbox.exec(commands, timeout_s=60)
-        return ToolContext(await FrozenWorkspace.take(sandbox, pool, whole_layer), pool, "rollout")
+        frozen = await FrozenWorkspace.take(sandbox, pool, whole_layer)
+    return ToolContext(pool.lease_from(frozen.start, "verify"), frozen, "rollout")
 
 
 async def test_a_link_in_place_of_the_workspace_does_not_show_the_hosts_files(pool: SlotPool, secret: Path) -> None:
@@ -145,9 +146,7 @@ async def test_the_agents_shell_does_not_decide_what_a_check_means(pool: SlotPoo
 async def test_nothing_outside_the_workspace_is_there_unless_the_layer_was_asked_for(
     pool: SlotPool, layer: bool
 ) -> None:
-    async with pool.lease("rollout") as sandbox:
-        await sandbox.exec("echo mine > $HOME/.bashrc; echo mine > $HOME/left; echo work > file")
-        ctx = ToolContext(await FrozenWorkspace.take(sandbox, pool, layer), pool, "rollout")
+    ctx = await judged(pool, "echo mine > $HOME/.bashrc; echo mine > $HOME/left; echo work > file", layer)
     assert (await ctx.exec("cat file; cat ~/left 2>/dev/null || true")).output == (
         "work\nmine\n" if layer else "work\n"
     )

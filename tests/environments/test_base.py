@@ -219,6 +219,43 @@ async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: Dire
     assert pool.snapshots == []
 
 
+async def test_without_toolsets_there_are_no_tools_and_no_slot(pool: DirectoryPool) -> None:
+    class Asked(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert result.final_answer == "It is 7."
+            with pytest.raises(RuntimeError, match="no workspace"):
+                _ = ctx.agent_state
+            return float((await ctx.exec("echo 7")).output == "7\n") if item["number"] else 1.0
+
+    async with standin_model(lambda request: "It is 7.") as (model, _):
+        env = Asked(pool, model, enabled_toolsets=[])
+        assert (await env.run_group({"id": "x", "number": 0}, 0, 2)).complete
+        assert pool.leases == []
+        checked = await env.run_group({"id": "x", "number": 7}, 1, 1)
+    assert [rollout.record.score for rollout in checked.scored] == [1.0]
+    assert [name.rpartition("/")[2] for name in pool.leases] == ["verify"]
+    assert checked.scored[0].record.tools == []
+
+
+async def test_start_runs_in_each_rollouts_slot_and_files_of_the_item_are_there(pool: DirectoryPool) -> None:
+    class Started(NumberEnv):
+        async def start(self, item: Any, ctx: SandboxContext) -> None:
+            await ctx.exec("cat given.txt > started.txt")
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(await ctx.read_file("started.txt") == b"given")
+
+    async with standin_model(right) as (model, _):
+        result = await Started(pool, model).run_group({"id": "x", "number": 7, "files": {"given.txt": "given"}}, 0, 3)
+    assert [rollout.record.score for rollout in result.scored] == [1.0] * 3
+
+
+async def test_a_workdir_that_is_the_root_is_refused(pool: DirectoryPool) -> None:
+    env = NumberEnv(pool, object(), sandbox={"workdir": "/"})
+    with pytest.raises(ConfigError, match="name a folder below /"):
+        await env.run_group({"id": "x", "number": 7}, 0, 1)
+
+
 class Unprepared(NumberEnv):
     """Items with an odd number cannot be prepared; slots may be refused as well."""
 

@@ -83,7 +83,7 @@ async def _verification(pool: SlotPool, times: int) -> list[Figure]:
 
     async def verify(sandbox: Sandbox) -> None:
         frozen = await FrozenWorkspace.take(sandbox, pool)
-        context = ToolContext(frozen, pool, "bench-verify")
+        context = ToolContext(pool.lease_from(frozen.start, "bench-verify"), frozen, "bench-verify")
         await context.exec("cat answer.txt")
         await context.close()
         await frozen.close()
