@@ -4,6 +4,7 @@ SandboxError
   + AcquireTimeout          no slot became free in time
   + SandboxLost             the slot or its host is gone
     + StaleLease            the slot was taken back
+    + SlotBroken            what ran in the slot ended it, by filling its memory
   + SandboxFileError        a file call was refused (also an OSError)
   + IsolationUnavailable    less isolation than `min_isolation`
   + HostStartFailed         no slot server could be started
@@ -40,6 +41,10 @@ class SandboxLost(SandboxError):
 
 class StaleLease(SandboxLost):
     """The slot was taken back and leased again: the epoch of this lease is over."""
+
+
+class SlotBroken(SandboxLost):
+    """What ran in the slot filled its memory until the kernel killed the slot's own processes: no fault of the pool."""
 
 
 class IsolationUnavailable(SandboxError):

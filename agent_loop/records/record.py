@@ -116,6 +116,12 @@ class AgentResult:
         return [turn_of.get(place) for place in range(len(self.messages))]
 
     @property
+    def final_answer(self) -> str:
+        """What the model said last, without a tool call; empty when the rollout ended in another way."""
+        last = self.messages[-1] if self.outcome is Outcome.FINISHED and self.messages else {}
+        return str(last.get("content") or "") if last.get("role") == "assistant" else ""
+
+    @property
     def has_tokens(self) -> bool:
         """Whether the server gave tokens: never invented where it did not."""
         return bool(self.segments)

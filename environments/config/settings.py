@@ -66,7 +66,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
 
     model_config = ConfigDict(extra="forbid")
 
-    enabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools; None: terminal and file.")
+    enabled_toolsets: list[str] | None = Field(
+        default=None, description="Toolsets or tools; None: terminal and file; []: no tools, no slot."
+    )
     disabled_toolsets: list[str] | None = Field(default=None, description="Taken away from what is enabled.")
     distribution: str | None = Field(default=None, description="Draw toolsets per group from this distribution.")
     max_agent_turns: int = Field(default=30, ge=1)
@@ -106,6 +108,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")
     rollout_tries: int = Field(default=3, ge=1, description="Tries for a rollout that infrastructure ended.")
     group_deadline_s: float = Field(default=3600.0, gt=0, description="No new try after so long; the group is dropped.")
+    max_failed_items: int | None = Field(
+        default=50, ge=0, description="Items whose `prepare` may fail before the run ends; None: all of them."
+    )
     verification: Verification = Field(
         default="workspace",
         description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",

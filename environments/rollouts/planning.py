@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,6 +17,7 @@ from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from environments.config.settings import HermesAgentEnvConfig
+from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
 from sandbox_pool.spec import SandboxSpec
 
@@ -33,14 +35,14 @@ MOST_UNASKED = 131_072
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Toolsets of a rollout, and single tools of them that it does not get."""
+    """Toolsets of a rollout, and single tools of them that it does not get. No toolsets: no tools, and no slot."""
 
     toolsets: tuple[str, ...]
     without: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
-        """The tools; ToolsetError when none are left."""
-        return resolve(self.toolsets, self.without)
+        """The tools; ToolsetError when all of the chosen ones were taken away."""
+        return resolve(self.toolsets, self.without) if self.toolsets else ()
 
     def runtime(self, sandbox: Sandbox, config: ToolConfig) -> SandboxTools:
         return SandboxTools(sandbox, self.toolsets, config, without=self.without)
@@ -79,6 +81,9 @@ def plan_group(
 ) -> RolloutJob:
     """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
     config = env.config
+    spec = env.spec(item)
+    if not PurePosixPath(spec.workdir).parts[1:]:
+        raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
     longest = env.longest_sequence()
     return RolloutJob(
@@ -100,7 +105,7 @@ def plan_group(
         limits=config.limits.model_copy(update={"max_turns": config.max_agent_turns}),
         context=ContextPolicy(max_tokens=prompt_tokens(config, longest)),
         budget=ResultBudget(per_result_chars=config.default_result_size_chars, per_turn_chars=config.turn_budget_chars),
-        spec=env.spec(item),
+        spec=spec,
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
         whole_layer=config.verification == "layer",
@@ -113,7 +118,7 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
         available = [name for name in TOOLSETS if name != "web" or config.tools.web is not None]
         chosen: Sequence[str] = draw(config.distribution, f"{config.seed}:{group}", available=available)
     else:
-        chosen = config.enabled_toolsets or DEFAULT_TOOLSETS
+        chosen = DEFAULT_TOOLSETS if config.enabled_toolsets is None else config.enabled_toolsets
     # A name that is both a toolset and a tool (terminal) means the toolset.
     choice = ToolChoice(tuple(chosen), resolve(config.disabled_toolsets) if config.disabled_toolsets else ())
     choice.names()

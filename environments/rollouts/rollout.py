@@ -20,15 +20,15 @@ from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
-from agent_loop.tools import SandboxTools
+from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
 from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import FrozenWorkspace, ToolContext
+from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
-from sandbox_pool.errors import SandboxError, SandboxFileError
+from sandbox_pool.errors import SandboxError, SandboxFileError, SlotBroken
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +73,32 @@ RewardFunction = Callable[[Any, AgentResult, ToolContext], Awaitable[float | Ver
 """`compute_reward(item, result, ctx)` of an environment."""
 
 
+StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
+"""`start(item, ctx)` of an environment."""
+
+
+async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
+    raise AssertionError("a rollout without tools has no calls to run")
+
+
 class RolloutRunner:
     """Runs rollouts; shared by all groups of an environment."""
 
     def __init__(
-        self, pool: Pool, server: ModelServer, rewards: Rewards, reward: RewardFunction, faults: RewardFaults
+        self,
+        pool: Pool,
+        server: ModelServer,
+        rewards: Rewards,
+        reward: RewardFunction,
+        faults: RewardFaults,
+        start: StartFunction | None = None,
     ) -> None:
         self._pool = pool
         self._server = server
         self._rewards = rewards
         self._reward = reward
         self._faults = faults
+        self._start = start
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
@@ -92,10 +107,12 @@ class RolloutRunner:
         rollout = ScoredRollout(record)
         try:
             result, frozen = await self._act(job, record)
-            if frozen is not None:
+            if result.trainable:
                 rollout = await self._score(job, result, frozen, record)
         except AgentFault as fault:
             self._blame(record, str(fault))
+        except SlotBroken as error:
+            self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
         record.timing["total_s"] = time.monotonic() - started
@@ -111,10 +128,16 @@ class RolloutRunner:
 
     async def _act(self, job: RolloutJob, record: RolloutRecord) -> tuple[AgentResult, FrozenWorkspace | None]:
         """Let the agent work in its slot; fills the record. The slot is given back on return."""
+        if not job.tools.toolsets:
+            result = await self._loop(job, HandlerRuntime(_no_tool, [], job.rollout_id)).run(list(job.messages))
+            result.fill(record)
+            return result, None
         asked = time.monotonic()
-        async with self._lease(job) as sandbox:
+        async with self._lease(job, job.rollout_id) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
+            if self._start is not None:
+                await self._start(job.item, SandboxContext(sandbox))
             async with job.tools.runtime(sandbox, job.tool_config) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
@@ -125,7 +148,7 @@ class RolloutRunner:
                 raise AgentFault(str(result.error))
             return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
 
-    def _loop(self, job: RolloutJob, runtime: SandboxTools) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -137,7 +160,7 @@ class RolloutRunner:
         )
 
     async def _score(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace, record: RolloutRecord
+        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
     ) -> ScoredRollout:
         """Verify and reward; fills the record. A fault is answered by verifying again, not by another rollout."""
         started = time.monotonic()
@@ -149,7 +172,7 @@ class RolloutRunner:
                 except (SandboxFileError, CheckTimeout) as error:
                     # What the agent left is missing, unreadable or does not end: that is its answer.
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
-                except AgentFault:
+                except (AgentFault, SlotBroken):
                     raise
                 except SandboxError as error:
                     if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
@@ -167,12 +190,16 @@ class RolloutRunner:
                     seen.add(repr(error))
         finally:
             record.timing["verify_s"] = time.monotonic() - started
-            await frozen.close()
+            if frozen is not None:
+                await frozen.close()
 
     async def _verify(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace, record: RolloutRecord
+        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
     ) -> ScoredRollout:
-        context = ToolContext(frozen, self._pool, job.rollout_id, job.verifier_paths, self._call_tool(job))
+        task_id = f"{job.rollout_id}/verify"
+        # Without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from.
+        lease = self._lease(job, task_id) if frozen is None else self._pool.lease_from(frozen.start, task_id)
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
@@ -191,10 +218,10 @@ class RolloutRunner:
 
         return call
 
-    def _lease(self, job: RolloutJob) -> AbstractAsyncContextManager[Sandbox]:
+    def _lease(self, job: RolloutJob, task_id: str) -> AbstractAsyncContextManager[Sandbox]:
         if job.snapshot is not None:
-            return self._pool.lease_from(job.snapshot, job.rollout_id, ttl_s=job.lease_ttl_s)
-        return self._pool.lease(job.rollout_id, job.spec, ttl_s=job.lease_ttl_s)
+            return self._pool.lease_from(job.snapshot, task_id, ttl_s=job.lease_ttl_s)
+        return self._pool.lease(task_id, job.spec, ttl_s=job.lease_ttl_s)
 
     def _new_record(self, job: RolloutJob) -> RolloutRecord:
         return RolloutRecord(

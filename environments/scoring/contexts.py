@@ -18,13 +18,14 @@ import os
 import shlex
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from environments.sandboxes import Pool, Sandbox, drop_if_there
 from environments.scoring.verification import AgentFault, CheckTimeout
+from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.owned_folders import make_owned_folder
@@ -54,6 +55,8 @@ class SearchHit:
 class SandboxContext:
     """Async calls on a sandbox. Relative paths start at the workspace."""
 
+    _environment: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, sandbox: Sandbox, call_tool: CallTool | None = None) -> None:
         self._sandbox = sandbox
         self._call_tool = call_tool
@@ -62,14 +65,32 @@ class SandboxContext:
         """The sandbox that the calls go to."""
         return self._sandbox
 
-    async def exec(self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, may_time_out: bool = False) -> ExecResult:
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float = EXEC_TIMEOUT_S,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        merge_stderr: bool = True,
+        user: str | None = None,
+        may_time_out: bool = False,
+    ) -> ExecResult:
         """Run a bash command; `output` is whole up to 64 MiB, and beyond that `truncation` says what is left out.
 
         Raises CheckTimeout after `timeout_s`, since exit code 124 is easily read as an answer. With `may_time_out` the
-        result says so instead.
+        result says so instead. `user` runs it as another user of the slot, which only root there can.
         """
         sandbox = await self.sandbox()
-        result = await sandbox.exec(command, timeout_s=timeout_s)
+        result = await sandbox.exec(
+            command if user is None else f"runuser -u {shlex.quote(user)} -- bash -c {shlex.quote(command)}",
+            timeout_s=timeout_s,
+            cwd=cwd,
+            env={**self._environment, **(env or {})},
+            stdin=stdin,
+            merge_stderr=merge_stderr,
+        )
         if result.timed_out and not may_time_out:
             raise CheckTimeout(f"`{command[:200]}` takes longer than {timeout_s:g} s")
         if result.truncation is None:
@@ -82,6 +103,13 @@ class SandboxContext:
         if len(whole) > MAX_READ_BYTES:
             return result
         return replace(result, output=whole.decode("utf-8", "replace"), truncation=None)
+
+    async def spawn(
+        self, command: str, *, pty: bool = False, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start a background process."""
+        sandbox = await self.sandbox()
+        return await sandbox.spawn(command, pty=pty, cwd=cwd, env={**self._environment, **(env or {})})
 
     async def terminal(self, command: str, timeout: float = EXEC_TIMEOUT_S) -> dict[str, Any]:
         """Run a bash command; hermes-agent's shape (output, exit_code). CheckTimeout when it takes longer."""
@@ -337,23 +365,22 @@ class AgentState:
         return [part for part in path.parts if part != "."]
 
 
-CLEAN_ENVIRONMENT = "export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1; unset PYTHONPATH PYTHONSTARTUP BASH_ENV ENV"
-"""Run first in a fork: packages that the agent installed for its user must not be picked up."""
-
-
 class ToolContext(SandboxContext):
     """A frozen workspace and the fork that verification runs in. Owned by the environment, which closes it."""
 
+    # Packages that the agent installed for its user must not be picked up.
+    _environment: ClassVar[Mapping[str, str]] = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
     def __init__(
         self,
-        frozen: FrozenWorkspace,
-        pool: Pool,
+        lease: AbstractAsyncContextManager[Sandbox],
+        frozen: FrozenWorkspace | None,
         task_id: str,
         verifier_paths: Sequence[str] = (),
         call_tool: CallTool | None = None,
     ) -> None:
+        self._lease = lease
         self._frozen = frozen
-        self._pool = pool
         self._task_id = task_id
         self._verifier_paths = tuple(verifier_paths)
         self._call_tool = call_tool
@@ -369,6 +396,8 @@ class ToolContext(SandboxContext):
     @property
     def agent_state(self) -> AgentState:
         """The workspace as the agent left it, read-only."""
+        if self._frozen is None:
+            raise RuntimeError("the agent had no tools and so no workspace (env.enabled_toolsets is empty)")
         return self._frozen.agent_state
 
     async def sandbox(self) -> Sandbox:
@@ -389,9 +418,6 @@ class ToolContext(SandboxContext):
         await self._stack.aclose()
 
     async def _make_fork(self) -> Sandbox:
-        task_id = f"{self._task_id}/verify"
-        fork = await self._stack.enter_async_context(self._pool.lease_from(self._frozen.start, task_id))
-        context = SandboxContext(fork)
-        await context.exec(CLEAN_ENVIRONMENT)
-        await context.remove(*self._verifier_paths)
+        fork = await self._stack.enter_async_context(self._lease)
+        await SandboxContext(fork).remove(*self._verifier_paths)
         return fork

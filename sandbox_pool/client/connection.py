@@ -18,6 +18,7 @@ from sandbox_pool.errors import (
     SandboxFileError,
     SandboxLost,
     ScratchFull,
+    SlotBroken,
     StaleLease,
 )
 from sandbox_pool.server.serving import wire
@@ -29,6 +30,7 @@ Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
 _KINDS: Mapping[str, type[SandboxError]] = {
     "stale": StaleLease,
     "lost": SandboxLost,
+    "broken": SlotBroken,
     "protocol": ProtocolError,
     "isolation": IsolationUnavailable,
     "scratch": ScratchFull,

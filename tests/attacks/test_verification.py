@@ -47,7 +47,8 @@ async def judged(pool: SlotPool, commands: str, whole_layer: bool = False) -> To
     """A context for what an agent leaves that ran these commands."""
     async with pool.lease("rollout") as sandbox:
         await sandbox.exec(commands, timeout_s=60)
-        return ToolContext(await FrozenWorkspace.take(sandbox, pool, whole_layer), pool, "rollout")
+        frozen = await FrozenWorkspace.take(sandbox, pool, whole_layer)
+    return ToolContext(pool.lease_from(frozen.start, "verify"), frozen, "rollout")
 
 
 async def test_a_link_in_place_of_the_workspace_does_not_show_the_hosts_files(pool: SlotPool, secret: Path) -> None:
@@ -121,4 +122,50 @@ async def test_paths_longer_than_the_kernel_takes_do_not_end_a_rollout(pool: Slo
     ctx = await judged(pool, f"echo 1 > f; for i in $(seq 40); do mkdir {name}; cd {name}; done; echo 1 > deep")
     assert await ctx.agent_state.read_file("f") == b"1\n"
     assert (await ctx.exec("cat f")).output == "1\n"
+    await ctx.close()
+
+
+@pytest.mark.parametrize("layer", [False, True])
+async def test_the_agents_shell_does_not_decide_what_a_check_means(pool: SlotPool, layer: bool) -> None:
+    poison = (
+        "mkdir -p elsewhere; echo right > answer; python3() { return 0; }; cat() { echo wrong; }; cd() { return 0; };"
+        "export -f python3 cat; alias test=true; export PATH=/nowhere BASH_ENV=/workspace/rc PYTHONPATH=/workspace;"
+        "echo 'exit 0' > rc; builtin cd elsewhere"
+    )
+    ctx = await judged(pool, poison, layer)
+    assert (await ctx.exec("python3 -c 'import sys; sys.exit(3)'")).exit_code == 3
+    assert (await ctx.exec("cat answer")).output == "right\n", "the check starts in the workspace"
+    assert (await ctx.exec("test 1 = 2")).exit_code == 1
+    environment = (await ctx.exec("env")).output
+    assert "/nowhere" not in environment
+    assert "/workspace/rc" not in environment
+    await ctx.close()
+
+
+@pytest.mark.parametrize("layer", [False, True])
+async def test_nothing_outside_the_workspace_is_there_unless_the_layer_was_asked_for(
+    pool: SlotPool, layer: bool
+) -> None:
+    ctx = await judged(pool, "echo mine > $HOME/.bashrc; echo mine > $HOME/left; echo work > file", layer)
+    assert (await ctx.exec("cat file; cat ~/left 2>/dev/null || true")).output == (
+        "work\nmine\n" if layer else "work\n"
+    )
+    await ctx.close()
+
+
+async def test_the_options_of_a_command_do_not_stay_for_the_next(pool: SlotPool) -> None:
+    ctx = await judged(pool, "mkdir folder")
+    asked = await ctx.exec(
+        "cat; pwd; echo $A; echo err >&2", stdin="in\n", cwd="folder", env={"A": "a"}, merge_stderr=False
+    )
+    assert asked.output.splitlines()[0::2] == ["in", "a"]
+    assert asked.output.splitlines()[1].endswith("/folder")
+    assert asked.stderr == "err\n"
+    assert (await ctx.exec("echo $A")).output == "\n"
+    process = await ctx.spawn("echo started; sleep 60")
+    while "started" not in (await process.log()).data:
+        pass
+    assert await process.poll() is None
+    if pool.status().hosts[0].isolation == "namespaces":
+        assert (await ctx.exec("id -un", user="nobody")).output == "nobody\n"
     await ctx.close()

@@ -219,6 +219,78 @@ async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: Dire
     assert pool.snapshots == []
 
 
+async def test_without_toolsets_there_are_no_tools_and_no_slot(pool: DirectoryPool) -> None:
+    class Asked(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert result.final_answer == "It is 7."
+            with pytest.raises(RuntimeError, match="no workspace"):
+                _ = ctx.agent_state
+            return float((await ctx.exec("echo 7")).output == "7\n") if item["number"] else 1.0
+
+    async with standin_model(lambda request: "It is 7.") as (model, _):
+        env = Asked(pool, model, enabled_toolsets=[])
+        assert (await env.run_group({"id": "x", "number": 0}, 0, 2)).complete
+        assert pool.leases == []
+        checked = await env.run_group({"id": "x", "number": 7}, 1, 1)
+    assert [rollout.record.score for rollout in checked.scored] == [1.0]
+    assert [name.rpartition("/")[2] for name in pool.leases] == ["verify"]
+    assert checked.scored[0].record.tools == []
+
+
+async def test_start_runs_in_each_rollouts_slot_and_files_of_the_item_are_there(pool: DirectoryPool) -> None:
+    class Started(NumberEnv):
+        async def start(self, item: Any, ctx: SandboxContext) -> None:
+            await ctx.exec("cat given.txt > started.txt")
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(await ctx.read_file("started.txt") == b"given")
+
+    async with standin_model(right) as (model, _):
+        result = await Started(pool, model).run_group({"id": "x", "number": 7, "files": {"given.txt": "given"}}, 0, 3)
+    assert [rollout.record.score for rollout in result.scored] == [1.0] * 3
+
+
+async def test_a_workdir_that_is_the_root_is_refused(pool: DirectoryPool) -> None:
+    env = NumberEnv(pool, object(), sandbox={"workdir": "/"})
+    with pytest.raises(ConfigError, match="name a folder below /"):
+        await env.run_group({"id": "x", "number": 7}, 0, 1)
+
+
+class Unprepared(NumberEnv):
+    """Items with an odd number cannot be prepared; slots may be refused as well."""
+
+    async def prepare(self, item: Any, ctx: SandboxContext) -> None:
+        if item["number"] % 2:
+            await ctx.read_file("missing")
+
+
+async def test_an_item_that_cannot_be_prepared_is_lost_by_its_reason_and_the_run_goes_on(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, standin):
+        env = Unprepared(pool, model, ensure_scores_are_not_same=False)
+        lost = await env.run_group({"id": "x", "number": 1}, 0, 2)
+        assert standin.log == []
+        done = await env.run_group({"id": "y", "number": 2}, 1, 2)
+    [record] = lost.records()
+    assert (record.outcome, record.trainable, record.item_id) == ("prepare_error", False, "x")
+    assert "No such file" in str(record.error)
+    assert not lost.complete
+    assert done.complete
+    assert pool.snapshots == []
+
+
+async def test_a_slot_that_is_lost_while_preparing_is_tried_again(pool: DirectoryPool) -> None:
+    pool.refuse = ["/prepare", "/prepare"]
+    async with standin_model(right) as (model, _):
+        assert (await Unprepared(pool, model, rollout_tries=3).run_group({"id": "x", "number": 2}, 0, 2)).complete
+
+
+async def test_too_many_items_that_cannot_be_prepared_end_the_run(pool: DirectoryPool) -> None:
+    env = Unprepared(pool, object(), max_failed_items=1)
+    await env.run_group({"id": "x", "number": 1}, 0, 2)
+    with pytest.raises(ConfigError, match=r"2 items could not be prepared, more than env.max_failed_items \(1\).*y"):
+        await env.run_group({"id": "y", "number": 3}, 1, 2)
+
+
 async def test_verification_of_the_whole_layer_drops_its_snapshot(pool: DirectoryPool) -> None:
     async with standin_model(right) as (model, _):
         result = await NumberEnv(pool, model, verification="layer").run_group({"id": "x", "number": 7}, 0, 2)

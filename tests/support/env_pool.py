@@ -87,7 +87,7 @@ class DirectorySandbox:
     async def download(self, remote: str, local: Path, limits: object = None, **_: object) -> None:
         _copy(self._path(remote), local)
 
-    async def snapshot(self, *, workspace: bool = False) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
         name = f"snapshot-{next(self._pool.numbers)}"
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name

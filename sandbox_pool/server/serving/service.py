@@ -112,9 +112,17 @@ class Service:
         if instance is None:
             raise SlotError("lost", f"slot {slot.index} has no process")
         identity = request.header.get("rid")
-        if identity is None:
-            return await slot_op(slot, instance, request, body)
-        return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
+        try:
+            if identity is None:
+                return await slot_op(slot, instance, request, body)
+            return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
+        except SlotError as error:
+            kills = self.slots.builder.cgroups.memory_kills(slot.index) - slot.memory_kills
+            if error.kind != "lost" or kills <= 0:
+                raise
+            raise SlotError(
+                "broken", f"{error} ({kills} processes of the slot were killed: its memory is full)"
+            ) from error
 
     async def _health(self, _request: Request) -> Reply:
         usage = shutil.disk_usage(self._scratch)

@@ -35,6 +35,8 @@ class Slot:
         """What the built instance was built for; another shape needs another instance."""
         self.outcomes: dict[str, asyncio.Future[Any]] = {}
         self.layers: tuple[str, ...] = ()
+        self.memory_kills = 0
+        """Of its cgroup, when the lease began."""
 
     def report(self) -> dict[str, Any]:
         """As listed to clients."""
@@ -179,6 +181,7 @@ class Slots:
         slot.epoch += 1
         slot.task_id = task_id
         slot.layers = tuple(layers)
+        slot.memory_kills = self.builder.cgroups.memory_kills(index)
         try:
             await self._fit(slot, spec, layers)
         except BaseException as error:

@@ -105,7 +105,7 @@ def test_the_tables_show_scores_errors_and_losses() -> None:
     out = io.StringIO()
     print_summary(summarize(make_run()), Console(file=out, width=160))
     text = out.getvalue()
-    for word in ("scripted-good", "±", "pass@4", "valid calls", "why no full score", "Lost to infrastructure", "git"):
+    for word in ("scripted-good", "±", "pass@4", "valid calls", "why no full score", "Lost, not scored", "git"):
         assert word in text
 
 

@@ -29,7 +29,7 @@ async def agent(pool: DirectoryPool) -> AsyncIterator[DirectorySandbox]:
 
 async def context(pool: DirectoryPool, agent: DirectorySandbox, *verifier_paths: str) -> ToolContext:
     frozen = await FrozenWorkspace.take(agent, pool)
-    return ToolContext(frozen, pool, "rollout", verifier_paths)
+    return ToolContext(pool.lease_from(frozen.start, "rollout/verify"), frozen, "rollout", verifier_paths)
 
 
 async def test_the_fork_has_the_agents_files_and_changes_there_stay_there(
@@ -131,7 +131,7 @@ async def test_call_tool_gives_what_the_model_would_read(pool: DirectoryPool, ag
         return f'{{"name": "{name}"}}' if arguments else "plain text"
 
     frozen = await FrozenWorkspace.take(agent, pool)
-    ctx = ToolContext(frozen, pool, "rollout", call_tool=tool)
+    ctx = ToolContext(pool.lease_from(frozen.start, "rollout/verify"), frozen, "rollout", call_tool=tool)
     assert await ctx.call_tool("read_file", {"path": "x"}) == {"name": "read_file"}
     assert await ctx.call_tool("x", {}) == {"output": "plain text"}
     await ctx.close()
