@@ -418,3 +418,10 @@ async def test_an_answer_stands_when_the_process_does_not_end_in_time_or_no_turn
     result = await HermesAgentLoop(ScriptedServer(says("done")), runtime=WatchingRuntime(), limits=limits).run(user())
     assert result.outcome is Outcome.FINISHED
     assert result.messages[-1]["content"] == "done"
+
+
+async def test_whoever_watches_is_told_each_turn_and_each_round_of_calls():
+    told: list[str] = []
+    server = ScriptedServer(calls(call(), call("nope")), says("done"))
+    await HermesAgentLoop(server, [tool()], tool_handler=echo, on_activity=told.append).run(user())
+    assert told == ["turn 1: the model samples", "turn 1: running terminal, nope", "turn 2: the model samples"]
