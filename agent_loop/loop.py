@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class RolloutConfig:
     context: ContextPolicy = field(default_factory=ContextPolicy)
     budget: ResultBudget = field(default_factory=ResultBudget)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    on_activity: Callable[[str], None] = lambda what: None
 
 
 class Rollout:
@@ -99,6 +100,7 @@ class Rollout:
         deadline = earliest(self._deadline, None if allowed is None else self._clock() + allowed)
         self._extend(self._config.runtime.pending_notices())
         record = TurnRecord(self.turns_begun, 0.0)
+        self._config.on_activity(f"turn {self.turns_begun}: the model samples")
         started = self._clock()
         try:
             async with asyncio.timeout_at(deadline) as timer:
@@ -185,6 +187,7 @@ class Rollout:
 
     async def _run_tools(self, turn: ModelTurn, record: TurnRecord, deadline: float | None) -> Outcome | None:
         started = self._clock()
+        self._config.on_activity(f"turn {self.turns_begun}: running {', '.join(call.name[:64] for call in turn.calls)}")
         results: list[Message] = []
         try:
             outcome = await self.tools.run(turn, record, deadline, results)
@@ -252,11 +255,13 @@ class HermesAgentLoop:
         retry: RetryPolicy | None = None,
         context: ContextPolicy | None = None,
         context_strategies: Sequence[Strategy] = (),
+        on_activity: Callable[[str], None] | None = None,
     ) -> None:
         """`sampling`, `limits` and `context` hold several values at once; giving a value both ways is an error.
 
         `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
-        the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together.
+        the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together;
+        `on_activity` is told each turn and each round of calls, for whoever watches that something happens.
         """
         _said_once("limits", limits, max_turns=max_turns != 30)
         _said_once("context", context, max_context_tokens=max_context_tokens is not None)
@@ -279,6 +284,7 @@ class HermesAgentLoop:
             context=replace(context, strategies=tuple(context_strategies)) if context_strategies else context,
             budget=budget_config or ResultBudget(),
             retry=retry or RetryPolicy(),
+            on_activity=on_activity or (lambda what: None),
         )
         self._running: set[asyncio.Task[Any]] = set()
         self._cancelled: set[asyncio.Task[Any]] = set()

@@ -26,6 +26,7 @@ from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
 from agent_loop.records.record import AgentResult, RolloutRecord
+from agent_loop.tools.policy import Answer
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
@@ -101,6 +102,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._reward_faults = RewardFaults()
         self._failed_items = 0
         self._groups = 0
+        self.always_allowed: set[str] = set()
+        """Rules of `tools.policy` that `allow_command` answered with "always"."""
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
         self._model_context: int | None = None
@@ -161,6 +164,13 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Files of the workspace, by path, written before `prepare`; the item's own `files` when that is a mapping."""
         found = item_field(item, "files")
         return found if isinstance(found, Mapping) else {}
+
+    async def allow_command(self, tool: str, text: str, reason: str) -> Answer | bool:
+        """Answer what a rule of `tools.policy` asks about: "once", "session" (this rollout), "always" or "deny"."""
+        return "deny"
+
+    def activity(self, rollout_id: str, what: str) -> None:
+        """Told what a rollout does: each turn, each round of calls, and every ten seconds of a long command."""
 
     def solution(self, item: Any) -> Sequence[str]:
         """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""

@@ -67,6 +67,12 @@ class CallContext:
     script_tools: tuple[Tool, ...]
     """What execute_code offers to scripts: the rollout's own tools that are fit for it, and no others."""
     call_nested: NestedCaller
+    on_activity: Callable[[str], None] | None = None
+
+    def while_running(self, name: str) -> Callable[[float], None] | None:
+        """What `Sandbox.exec` calls now and then while a command of this tool runs."""
+        tell = self.on_activity
+        return None if tell is None else lambda elapsed_s: tell(f"{name} has been running for {elapsed_s:.0f} s")
 
 
 def outcome_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import TOOLSETS, SandboxTools, ToolConfig, draw, resolve
+from agent_loop.tools.policy import AskCallback
 from environments.config.settings import HermesAgentEnvConfig
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
@@ -44,9 +45,6 @@ class ToolChoice:
         """The tools; ToolsetError when all of the chosen ones were taken away."""
         return resolve(self.toolsets, self.without) if self.toolsets else ()
 
-    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> SandboxTools:
-        return SandboxTools(sandbox, self.toolsets, config, without=self.without)
-
 
 @dataclass(frozen=True)
 class RolloutJob:
@@ -72,8 +70,29 @@ class RolloutJob:
     verifier_paths: Sequence[str]
     whole_layer: bool
     """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+    ask: AskCallback | None = None
+    always_allowed: set[str] | None = None
+    """Rules that `ask` answered with "always", shared by all rollouts of the run."""
+    activity: Callable[[str, str], None] | None = None
+    """Told the rollout's id and what it does."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
+
+    def on_activity(self, what: str) -> None:
+        if self.activity is not None:
+            self.activity(self.rollout_id, what)
+
+    def runtime(self, sandbox: Sandbox) -> SandboxTools:
+        """The tools of this rollout on a sandbox."""
+        return SandboxTools(
+            sandbox,
+            self.tools.toolsets,
+            self.tool_config,
+            without=self.tools.without,
+            ask=self.ask,
+            always_allowed=self.always_allowed,
+            on_activity=self.on_activity,
+        )
 
 
 def plan_group(
@@ -109,6 +128,9 @@ def plan_group(
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
         whole_layer=config.verification == "layer",
+        ask=env.allow_command,
+        always_allowed=env.always_allowed,
+        activity=env.activity,
     )
 
 

@@ -138,7 +138,7 @@ class RolloutRunner:
             record.isolation = str(getattr(sandbox, "isolation", ""))
             if self._start is not None:
                 await self._start(job.item, SandboxContext(sandbox))
-            async with job.tools.runtime(sandbox, job.tool_config) as runtime:
+            async with job.runtime(sandbox) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
             result.fill(record)
@@ -157,6 +157,7 @@ class RolloutRunner:
             limits=job.limits,
             context=job.context,
             budget_config=job.budget,
+            on_activity=job.on_activity,
         )
 
     async def _score(
@@ -213,7 +214,7 @@ class RolloutRunner:
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
-            async with job.tools.runtime(sandbox, job.tool_config) as runtime:
+            async with job.runtime(sandbox) as runtime:
                 return (await runtime.checked_call(name, arguments)).text
 
         return call

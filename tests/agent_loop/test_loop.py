@@ -432,3 +432,10 @@ async def test_the_record_says_which_messages_were_sampled_and_by_which_call():
     assert record.sampled_by == [None, None, None, 0, None, 1]
     assert [turn["message"] for turn in record.turns] == [3, 5]
     assert verify([record.to_json()]).ok
+
+
+async def test_whoever_watches_is_told_each_turn_and_each_round_of_calls():
+    told: list[str] = []
+    server = ScriptedServer(calls(call(), call("nope")), says("done"))
+    await HermesAgentLoop(server, [tool()], tool_handler=echo, on_activity=told.append).run(user())
+    assert told == ["turn 1: the model samples", "turn 1: running terminal, nope", "turn 2: the model samples"]

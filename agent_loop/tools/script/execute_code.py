@@ -228,6 +228,7 @@ async def _execute(ctx: CallContext, bridge: ScriptBridge, job: bytes) -> ExecRe
             timeout_s=limits.timeout_s,
             cwd=cwd,
             stdin=job,
+            on_activity=ctx.while_running("execute_code"),
             merge_stderr=False,
             max_output_chars=max(limits.stdout_bytes, limits.stderr_bytes),
         )

@@ -55,11 +55,49 @@ def _program_hint(words: list[str], *, piped: bool) -> str | None:
 
 def sudo_hint(command: str, output: str) -> str | None:
     """A clear text when sudo could not work: there is no password and nobody to type one."""
+    if "sudo" in command and "no new privileges" in output:
+        return (
+            "sudo cannot work here: no process of this sandbox may gain privileges (no_new_privs). "
+            "Run the command without sudo."
+        )
     if "sudo" in command and _SUDO_TROUBLE.search(output):
         return "sudo does not work here: there is no password to give. Run the command without sudo."
     return None
 
 
+_NO_MATCH = "nothing was found, which is not an error"
+_DIFFERS = "the two differ, which is not an error"
+_FALSE = "the condition is false, which is not an error"
+_MEANINGS: dict[str, dict[int, str]] = {
+    **{key: {1: _NO_MATCH} for key in ("grep", "egrep", "fgrep", "zgrep", "rg", "ag", "ack")},
+    **{key: {1: _DIFFERS} for key in ("diff", "colordiff", "cmp")},
+    **{key: {1: _FALSE} for key in ("test", "[", "[[")},
+    "pgrep": {1: "no process matched, which is not an error"},
+    "find": {1: "some folders could not be read; what was found is still shown"},
+    "git": {1: "often not an error: git diff and git grep end so when there are differences, or no matches"},
+    "curl": {
+        6: "the host's name could not be resolved",
+        7: "the host could not be connected to",
+        22: "the server answered with an HTTP error such as 404 or 500",
+        28: "the request took too long",
+    },
+    "pytest": {1: "tests failed", 2: "the run was interrupted", 4: "wrong usage", 5: "no tests were collected"},
+}
+
+
+def exit_code_meaning(command: str, exit_code: int) -> str | None:
+    """What a non-zero exit code of the last program of a command says, where it is not simply a failure."""
+    if not exit_code:
+        return None
+    words = re.split(r"&&|\|\||[;|\n]", command.strip().rstrip(";"))[-1].split()
+    program = next((word for word in words if not re.fullmatch(r"\w+=\S*", word)), "")
+    return _MEANINGS.get(program.rsplit("/", 1)[-1], {}).get(exit_code)
+
+
+_IGNORED = {
+    "check_interval": "check_interval is ignored: use notify_on_complete or watch_patterns to be told of a process.",
+    "force": "force is ignored: the rules of this environment always apply.",
+}
 _NOTICE_CHARS = 2_000
 
 
@@ -70,14 +108,22 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any] | T
     workdir = arguments.get("workdir")
     if workdir:
         workdir = await ctx.workspace.resolve(workdir)
+    ignored = [said for name, said in _IGNORED.items() if arguments.get(name)]
     if arguments.get("background"):
-        return await _start(ctx, arguments, workdir)
+        return _noted(await _start(ctx, arguments, workdir), ignored)
+    if arguments.get("notify_on_complete") or arguments.get("watch_patterns"):
+        ignored.append("notify_on_complete and watch_patterns apply to background=true only.")
     timeout_s, note = _clamped(arguments.get("timeout"), ctx)
     run_command = _foreground_pty if arguments.get("pty") else _foreground
     data, timed_out = await run_command(ctx, command, workdir, timeout_s)
     if note:
         data["timeout_note"] = note
-    return outcome_of(data, timed_out=timed_out)
+    return outcome_of(_noted(data, ignored), timed_out=timed_out)
+
+
+def _noted(data: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    said = [data["note"], *notes] if "note" in data else notes
+    return {**data, "note": " ".join(said)} if said else data
 
 
 def _check_text(text: str, what: str) -> None:
@@ -105,7 +151,13 @@ async def _foreground(
 ) -> tuple[dict[str, Any], bool]:
     """The result, and whether the command was stopped at its timeout."""
     cwd = workdir or ctx.workspace.start()
-    result = await ctx.sandbox.exec(command, timeout_s=timeout_s, cwd=cwd, max_output_chars=ctx.config.max_output_chars)
+    result = await ctx.sandbox.exec(
+        command,
+        timeout_s=timeout_s,
+        cwd=cwd,
+        max_output_chars=ctx.config.max_output_chars,
+        on_activity=ctx.while_running("terminal"),
+    )
     if failure := ctx.workspace.unusable(cwd, result):
         raise failure
     if workdir is None:  # one that ran in a directory of its own does not move the session
@@ -126,6 +178,8 @@ async def _foreground(
 def _result(ctx: CallContext, command: str, output: str, exit_code: int) -> dict[str, Any]:
     clean = ctx.redact(strip_ansi(output))
     data: dict[str, Any] = {"output": clean, "exit_code": exit_code, "error": None}
+    if meaning := exit_code_meaning(command, exit_code):
+        data["exit_code_meaning"] = meaning
     if exit_code:
         _add_hint(data, sudo_hint(command, clean) or interactive_hint(command))
     return data

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agent_loop.tools import ToolConfig
+from agent_loop.tools.shell.terminal import sudo_hint
 from agent_loop.turn.tool_call import ToolStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -219,6 +220,56 @@ class TestSmallBudget:
             started = await tools("terminal", command="true", background=True)
             assert "session_id" in started, started
             await tools("process", action="wait", session_id=started["session_id"])
+
+
+class TestWhatIsSaidWithIt:
+    @pytest.mark.parametrize(
+        ("command", "exit_code", "said"),
+        [
+            ("echo a | grep b", 1, "nothing was found"),
+            ("echo a > x; echo b > y; diff x y", 1, "differ"),
+            ("true && [ 1 = 2 ]", 1, "condition is false"),
+            ("LC_ALL=C /bin/grep b /dev/null;", 1, "nothing was found"),
+            ("grep b /dev/null || test -e missing", 1, "condition is false"),
+        ],
+    )
+    async def test_an_exit_code_that_is_no_failure_says_what_it_means(self, tools, command, exit_code, said):
+        result = await tools("terminal", command=command)
+        assert result["exit_code"] == exit_code
+        assert said in result["exit_code_meaning"]
+
+    @pytest.mark.parametrize("command", ["true", "grep a missing", "false", "grep x /dev/null; false", "ls missing"])
+    async def test_what_is_simply_success_or_failure_has_no_meaning(self, tools, command):
+        assert "exit_code_meaning" not in await tools("terminal", command=command)
+
+    async def test_parameters_of_hermes_agent_that_do_nothing_here_are_said_to_be_ignored(self, tools):
+        result = await tools("terminal", command="true", check_interval=5, force=True, notify_on_complete=True)
+        assert "check_interval is ignored" in result["note"]
+        assert "force is ignored" in result["note"]
+        assert "background=true only" in result["note"]
+        started = await tools("terminal", command="true", background=True, check_interval=5, timeout=3)
+        assert "timeout does not apply" in started["note"]
+        assert "check_interval is ignored" in started["note"]
+        assert "note" not in await tools("terminal", command="true", force=False)
+
+    async def test_the_schema_names_the_timeouts_that_apply(self, tools):
+        (schema,) = [s for s in tools.runtime.schemas() if s["function"]["name"] == "terminal"]
+        assert "(default 20, at most 30)" in schema["function"]["parameters"]["properties"]["timeout"]["description"]
+
+    async def test_sudo_where_privileges_cannot_be_gained_is_explained(self):
+        said = 'sudo: The "no new privileges" flag is set, which prevents sudo from running as root.'
+        assert "no_new_privs" in sudo_hint("sudo ls", said)
+        assert sudo_hint("ls", said) is None
+
+
+class TestRedactionByShape:
+    @pytest.fixture
+    def config(self):
+        return ToolConfig(redact_shapes=True)
+
+    async def test_what_looks_like_a_secret_is_hidden(self, tools):
+        result = await tools("terminal", command="echo key sk-proj-abcdefghij0123456789 end")
+        assert result["output"] == "key [REDACTED] end\n"
 
 
 class TestWorkingDirectory:
