@@ -48,6 +48,7 @@ PLAMO_CALL = f'{P("begin_tool_request")}{P("begin_tool_name")}weather{P("end_too
         ("plamo3", f"One{P('end_tool_request')} two{P('end_tool_requests')}<|plamo:eot|>", "One two"),
         ("plamo3", f"One <|plamo:msg|>two{P('begin_tool_name')}", "One two"),
         ("inkling", "One two<|content_model_end_sampling|>", "One two"),
+        ("dots", "One two</dots_function_call>", "One two"),
         ("inkling", "<|content_tool_error|>no such tool<|end_message|>", "no such tool"),
         ("inkling", "<|content_invoke_tool_text|>just words<|end_message|>", "just words"),
     ],

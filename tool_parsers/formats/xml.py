@@ -341,6 +341,7 @@ FORMATS = (
     Format(
         "dots",
         replace(_INVOKE, openers=("<dots_function_call>",), closers=("</dots_function_call>",), json_calls=True),
+        structure=("<dots_function_call>", "</dots_function_call>"),
         models="dots",
     ),
     replace(_dsml("deepseek_v32", "｜DSML｜"), aliases=("deepseek_v3_2", "deepseekv32"), models="DeepSeek V3.2"),
