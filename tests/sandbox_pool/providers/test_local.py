@@ -14,6 +14,7 @@ from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from support.pool_leftovers import cgroup_name, leftovers
+from support.pool_wait import eventually
 
 SPEC = SandboxSpec()
 
@@ -203,10 +204,10 @@ async def test_remains_that_the_clean_up_reports_keep_the_host_on_record(make_pr
     assert await provider.list() == []
 
 
-async def test_a_host_whose_owner_is_cancelled_while_it_starts_is_stopped_by_name(make_provider):
+async def test_a_host_whose_owner_is_cancelled_while_it_starts_is_stopped_by_name(make_provider, tmp_path):
     provider = make_provider()
     task = asyncio.create_task(provider.start("h1", SPEC))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: list(tmp_path.glob("s/*/h1/server.log")))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -62,6 +62,7 @@ async def test_wait_returns_when_the_process_ends_not_later(tools):
 
 async def test_wait_gives_up_at_its_timeout_with_what_there_is(tools):
     session_id = await start(tools, "echo partial; sleep 60")
+    await until(tools, session_id, "partial")
     result = await tools("process", action="wait", session_id=session_id, timeout=1)
     assert (result["status"], result["output"]) == ("timeout", "partial\n")
 

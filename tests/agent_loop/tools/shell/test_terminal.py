@@ -52,9 +52,9 @@ async def test_a_bad_workdir_is_said(tools):
 
 
 async def test_a_timeout_kills_the_command_and_keeps_its_output(tools):
-    result = await tools("terminal", command="echo before; sleep 60", timeout=1)
+    result = await tools("terminal", command="echo before; sleep 60", timeout=4)
     assert (result["output"], result["exit_code"]) == ("before\n", 124)
-    assert "1 s" in result["error"]
+    assert "4 s" in result["error"]
     assert tools.outcome.status is ToolStatus.TIMEOUT
     assert await tools.gone("sleep 60")
 
@@ -66,7 +66,7 @@ async def test_a_timeout_that_is_too_long_is_lowered_with_a_note(tools):
 
 async def test_a_command_runs_once_also_when_it_fails(tools):
     await tools("terminal", command="echo x >> runs; exit 1")
-    await tools("terminal", command="echo x >> runs; sleep 9", timeout=1)
+    await tools("terminal", command="echo x >> runs; sleep 60", timeout=4)
     assert await tools.sh("wc -l < runs") == "2\n"
 
 
@@ -110,7 +110,7 @@ async def test_a_pseudo_terminal_in_the_foreground(tools):
 
 
 async def test_a_pseudo_terminal_times_out_too(tools):
-    result = await tools("terminal", command="echo a; sleep 60", pty=True, timeout=1)
+    result = await tools("terminal", command="echo a; sleep 60", pty=True, timeout=4)
     assert (result["output"], result["exit_code"]) == ("a\n", 124)
     assert tools.outcome.status is ToolStatus.TIMEOUT
     assert await tools.gone("sleep 60")
