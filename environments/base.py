@@ -193,12 +193,15 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def open_up(self) -> None:
         """Start the pool and reach the model, unless they were given."""
+        if self.model is None:  # first: its mistakes are found sooner than slots are started
+            self.model = await self._open_model()
         if self.pool is None:
             from sandbox_pool import SlotPool
 
-            self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
-        if self.model is None:
-            self.model = await self._open_model()
+            try:
+                self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
+            except ValueError as error:
+                raise ConfigError(f"env.pool: {error}") from error
 
     async def _open_model(self) -> ModelServer:
         config = self.config

@@ -6,7 +6,6 @@ python -m environments.terminal_tasks process --config my.yaml --env.group_size 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import sys
@@ -21,7 +20,7 @@ from environments.config.flags import split_settings
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import find_config, read_yaml
-from environments.errors import ConfigError
+from environments.errors import ConfigError, SentenceParser, run_command
 from sandbox_pool.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -131,16 +130,17 @@ def configure_logging(verbose: bool = False) -> None:
 
 def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
     """`python -m environments.<name> serve|process|evaluate [--config FILE] [--env.key value ...]`."""
-    words, settings = split_settings(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog=f"python {Path(sys.argv[0]).name}", description=kind.__doc__)
-    parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("--config", help="YAML file, or the name of a shipped config")
-    parser.add_argument("--out", type=Path, help="where process and evaluate write (default runs/NAME)")
-    parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
-    args = parser.parse_args(words)
-    configure_logging()
-    try:
+    name = f"python {Path(sys.argv[0]).name}"
+
+    def work() -> int:
+        words, settings = split_settings(sys.argv[1:] if argv is None else argv)
+        parser = SentenceParser(prog=name, description=kind.__doc__)
+        parser.add_argument("verb", choices=VERBS)
+        parser.add_argument("--config", help="YAML file, or the name of a shipped config")
+        parser.add_argument("--out", type=Path, help="where process and evaluate write (default runs/NAME)")
+        parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+        args = parser.parse_args(words)
+        configure_logging()
         return run_verb(load_environment(args.config, settings, kind), args.verb, args.out, args.fresh)
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+
+    return run_command(name, work)

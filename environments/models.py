@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import itertools
 import logging
 import os
@@ -30,9 +31,14 @@ from agent_loop.model.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
 from environments.config.settings import ServerConfig
 from environments.errors import ConfigError
+from sandbox_pool.errors import did_you_mean
 from tool_parsers import get_parser
 
 log = logging.getLogger(__name__)
+
+OURS = frozenset({"keep_log"})
+"""Arguments of servers started here that no config sets."""
+NUMBERS: Mapping[str, Any] = {"int": int, "float": int | float}
 
 
 class Balanced:
@@ -139,7 +145,7 @@ class ModelOpener:
         return ChatServer(client, server.model_name, self._parser)
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
-        options = dict(server.options)
+        options = checked_options(StandIn, server.options)
         policy = self._policy(options.pop("policy", "solver"))
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
@@ -152,17 +158,22 @@ class ModelOpener:
         if name == "solver":
             return solver(self._solutions)
         module_name, _, function = name.partition(":")
-        if not function:
-            return named_policy(name)
         try:
+            if not function:
+                return named_policy(name)
             return cast("Policy", getattr(importlib.import_module(module_name), function))
+        except ValueError as error:
+            raise ConfigError(f"openai.options.policy: {error}, or give module:function") from error
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"openai.options.policy {name!r} cannot be imported: {error}") from error
 
     async def _cpu_model(self, server: ServerConfig) -> ModelServer:
         from agent_loop.local_models.cpu_model import CpuModel
 
-        model = await self._stack.enter_async_context(CpuModel(**server.options))
+        try:
+            model = await self._stack.enter_async_context(CpuModel(**checked_options(CpuModel, server.options)))
+        except ValueError as error:
+            raise ConfigError(f"openai.options: {error}") from error
         return await self.record(model.backend(), model.tokenizer)
 
     def _key(self, server: ServerConfig) -> str | None:
@@ -173,6 +184,18 @@ class ModelOpener:
         if server.api_key_env not in self._environ:
             raise ConfigError(f"openai.api_key_env names {server.api_key_env}, which is not set")
         return self._environ[server.api_key_env]
+
+
+def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`openai.options` as arguments of a server started here; ConfigError for an unknown name or a bad value."""
+    known = {name: str(of.annotation) for name, of in inspect.signature(kind).parameters.items() if name not in OURS}
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(f"openai.options: unknown key {name!r}; {did_you_mean(name, known)}")
+        wanted = NUMBERS.get(known[name].removesuffix(" | None"), object)
+        if value is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not object)):
+            raise ConfigError(f"openai.options.{name} is a number, not {value!r}")
+    return dict(given)
 
 
 @asynccontextmanager

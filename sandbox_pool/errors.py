@@ -25,6 +25,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 
 class SandboxError(Exception):
@@ -89,3 +93,13 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     if near := difflib.get_close_matches(word, names, n=1):
         return f"did you mean {near[0]!r}?"
     return f"valid: {', '.join(names)}" if names else "nothing can be set here"
+
+
+def first_invalid(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first fault of some settings, in one sentence; an unknown key gets the nearest name."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {place!r}; {did_you_mean(place, model.model_fields)}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{place}: {reason[:1].lower()}{reason[1:]} (got {first['input']!r})" if place else reason

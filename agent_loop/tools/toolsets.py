@@ -18,6 +18,7 @@ from agent_loop.tools.script import execute_code
 from agent_loop.tools.shell import process, terminal
 from agent_loop.tools.tool import Tool, ToolsetError
 from agent_loop.tools.web import web_tools as web
+from sandbox_pool.errors import did_you_mean
 
 _TOOLS = (
     terminal.TOOL,
@@ -72,8 +73,7 @@ def resolve(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...
         raise ToolsetError(f"unknown tool {unknown[0]!r}; tools: {', '.join(sorted(CATALOG))}")
     for name in names:
         if name not in TOOLSETS and name not in CATALOG:
-            valid = f"toolsets: {', '.join(TOOLSETS)}; tools: {', '.join(sorted(CATALOG))}"
-            raise ToolsetError(f"unknown toolset or tool {name!r}; {valid}")
+            raise ToolsetError(f"unknown toolset or tool {name!r}; {did_you_mean(name, {*TOOLSETS, *CATALOG})}")
         chosen.update(dict.fromkeys(tool for tool in TOOLSETS.get(name, (name,)) if tool not in left_out))
     if not chosen:
         raise ToolsetError(f"no tools are enabled; choose from the toolsets: {', '.join(TOOLSETS)}")

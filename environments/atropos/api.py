@@ -22,6 +22,7 @@ from typing import Any, Self
 import aiohttp
 
 from environments.atropos.stops import Stop
+from environments.errors import RunFailed
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ async def _chunks(body: bytes) -> AsyncIterator[bytes]:
         yield bytes(view[start : start + CHUNK_BYTES])
 
 
-class ApiLost(Exception):
+class ApiLost(RunFailed):
     """run-api stayed away longer than we were told to wait."""
 
 

@@ -19,15 +19,17 @@ import environments.atropos.wandb_folders  # noqa: F401 - before atroposlib  # i
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from agent_loop.model.backends.http import http_address
 from agent_loop.model.tokens.ledger import MASKED
 from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
 from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
-from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, batch_problem
+from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
+from environments.errors import ConfigError
 from environments.runs.store import write_whole
 
 log = logging.getLogger(__name__)
@@ -72,13 +74,43 @@ class MetricsLog:
 class AtroposEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     """BaseEnvConfig with defaults that fit long rollouts, and the settings of our serve loop."""
 
+    group_size: int = Field(default=4, ge=1, description="Rollouts of each item.")
+    total_steps: int = Field(
+        default=1000, ge=-1, description="Steps of the trainer, or groups of process; -1: as many as the trainer makes."
+    )
+    max_num_workers: int = Field(
+        default=-1, ge=-1, description="Groups at once in serve; -1: max_num_workers_per_node for each model server."
+    )
+    max_num_workers_per_node: int = Field(default=8, ge=1, description="Groups at once for each model server.")
+    eval_limit_ratio: float = Field(
+        default=0.5, ge=0, le=1, description="Part of the groups that may run during an evaluation."
+    )
+    min_batch_allocation: float | None = Field(
+        default=None, ge=0, le=1, description="Part of each batch that is kept for this environment."
+    )
+    rollout_server_url: str = Field(default="http://localhost:8000", description="Address of run-api.")
     use_wandb: bool = Field(default=False, description="Log to wandb, if it is logged in.")
     worker_timeout: float = Field(default=-1, description="Seconds before a running group is cancelled; -1 is never.")
-    steps_per_eval: int = Field(default=0, description="Evaluate each time the trainer passes a multiple; 0 is never.")
+    steps_per_eval: int = Field(
+        default=0, ge=0, description="Evaluate each time the trainer passes a multiple; 0 is never."
+    )
     drain_timeout_s: float = Field(default=60.0, ge=0, description="How long SIGTERM waits for running groups.")
     api_wait_s: float = Field(default=600.0, ge=0, description="How long run-api may stay away before serve gives up.")
     status_poll_s: float = Field(default=0.1, gt=0, description="Pause between two looks at run-api's queue.")
     outbox_groups: int = Field(default=8, ge=1, description="Finished groups that may wait to be sent.")
+
+    @field_validator("rollout_server_url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        http_address(url)
+        return url
+
+    @field_validator("max_num_workers")
+    @classmethod
+    def _some_workers(cls, workers: int) -> int:
+        if workers == 0:
+            raise ValueError("0 would start nothing: give at least 1, or -1")
+        return workers
 
 
 class AtroposEnv(BaseEnv):  # type: ignore[misc]
@@ -122,6 +154,8 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.checkpoint_interval = -1
         self.jsonl_writer = None
         self.counts = ServeCounts()
+        self._groups_sent = 0
+        self._silence = SilenceWatch()
         self.outbox: Outbox | None = None
         self.metrics_log = MetricsLog()
 
@@ -215,9 +249,11 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
     def _hooks(self, api: RolloutApi) -> ServeHooks:
         async def pace() -> Pace:
             info = await api.trainer_info()
+            if (info.batch_size, info.max_token_len) != (self.config.batch_size, self.max_token_len):
+                log.info("the trainer takes %d sequences of fewer than %d tokens", info.batch_size, info.max_token_len)
             self.config.batch_size, self.max_token_len = info.batch_size, info.max_token_len
             if problem := batch_problem(self.config.group_size, info.batch_size):
-                raise ValueError(problem)
+                raise ConfigError(f"env.group_size does not fit the trainer: {problem}")
             return Pace(
                 group_size=self.config.group_size,
                 batch_size=info.batch_size,
@@ -236,6 +272,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self.backlog.extend(backlog)
         if group:
             await self.handle_send_to_api(await self.postprocess_histories(group), item)
+        self._silence.group_ended(self._groups_sent, self.counts.rejected)
         await self.cleanup()
 
     async def handle_send_to_api(
@@ -253,6 +290,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             if await self._accept(group, limit) and do_send_to_api and self.outbox is not None:
                 await self.outbox.put(group)
                 self.items_sent_this_step += 1
+                self._groups_sent += 1
 
     async def _accept(self, group: Group, max_token_len: int) -> bool:
         # An explicit advantage is a signal of its own: groups that carry one need no spread of scores.

@@ -28,6 +28,47 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SILENT_GROUPS = 8
+"""So many groups in a row of which none could be sent are worth a warning; then twice as many, and so on."""
+WHAT_TO_CHANGE = {
+    "no_signal": "all rollouts of a group have the same score: raise env.group_size or env.agent_temperature, choose "
+    "tasks that the model sometimes solves, or set env.ensure_scores_are_not_same to false",
+    "too_long": "the trainer takes shorter sequences: lower env.max_token_length, or raise the trainer's max_token_len "
+    "(run-api keeps that of the first /register until it is restarted or asked for /reset_data)",
+    "incomplete": "rollouts were lost to infrastructure: the warnings above say how",
+    "segments": "see env.segments",
+}
+
+
+class SilenceWatch:
+    """Speaks up when group after group ends without anything for the trainer."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._before: Counter[str] = Counter()
+        self._groups = 0
+        self._next = SILENT_GROUPS
+
+    def group_ended(self, sent: int, rejected: Counter[str]) -> None:
+        """Count a group, with how many were sent so far and how many were rejected, by reason."""
+        if sent > self._sent:
+            self._sent, self._before = sent, Counter(rejected)
+            self._groups, self._next = 0, SILENT_GROUPS
+            return
+        self._groups += 1
+        if self._groups < self._next:
+            return
+        self._next *= 2
+        reasons = (rejected - self._before).most_common()
+        counted = ", ".join(f"{count} {reason}" for reason, count in reasons) or "no reason given"
+        hint = next((WHAT_TO_CHANGE[reason] for reason, _ in reasons if reason in WHAT_TO_CHANGE), "")
+        log.warning(
+            "NOTHING IS SENT TO THE TRAINER: none of the last %d groups could be used (%s)%s",
+            self._groups,
+            counted,
+            f": {hint}" if hint else "",
+        )
+
 
 @dataclass(frozen=True)
 class Pace:

@@ -130,7 +130,44 @@ def load_config(model: type[Model], source: str | Path | None = None, flags: Seq
         inside = f" in {_dotted(parent)!r}" if parent else ""
         where = _where(unknown.path, file, settings)
         raise ConfigError(f"{where}: unknown key {name!r}{inside}; {did_you_mean(name, unknown.valid)}")
-    return _validate(model, data, file, settings)
+    loaded = _validate(model, data, file, settings)
+    for path in _taken_for_numbers(data, loaded):
+        if any(flag.text is None and flag.path == path for flag in settings):
+            raise ConfigError(f"{_where(path, file, settings)}: it needs a value")
+        raise ConfigError(f"{_where(path, file, settings)}: {_dotted(path)} is a number, not true or false")
+    return loaded
+
+
+def _taken_for_numbers(data: Any, loaded: Any, at: KeyPath = ()) -> Iterator[KeyPath]:
+    """Where true or false became a number: pydantic takes them for 1 and 0."""
+    if isinstance(data, bool) and not isinstance(loaded, bool) and isinstance(loaded, int | float):
+        yield at
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            inner = loaded.get(key) if isinstance(loaded, Mapping) else getattr(loaded, str(key), None)
+            yield from _taken_for_numbers(value, inner, (*at, key))
+    elif isinstance(data, list) and isinstance(loaded, list | tuple) and len(data) == len(loaded):
+        for index, (value, inner) in enumerate(zip(data, loaded, strict=True)):
+            yield from _taken_for_numbers(value, inner, (*at, index))
+
+
+class Origins:
+    """Where the settings of a loaded config come from."""
+
+    def __init__(self, source: str | Path, flags: Sequence[str]) -> None:
+        self._file = read_yaml(find_config(source))
+        self._flags = parse_flags(flags)
+
+    def of(self, path: KeyPath) -> str:
+        """`flag --name`, `file:line`, or `default`."""
+        if any(_starts_with(path, flag.path) or _starts_with(flag.path, path) for flag in self._flags):
+            return _where(path, self._file, self._flags)
+        nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in self._file.lines), None)
+        # A value in the file may stand for several settings; a section in it says nothing of those it leaves out.
+        is_section = any(
+            len(other) > len(nearest or ()) and _starts_with(other, nearest or ()) for other in self._file.lines
+        )
+        return self._file.where(path) if nearest == path or (nearest is not None and not is_section) else "default"
 
 
 def _validate(model: type[Model], data: dict[str, Any], file: YamlFile, flags: list[Flag]) -> Model:
@@ -154,6 +191,8 @@ def _wants_text(flag: Flag, details: list[ErrorDetails]) -> bool:
 def _sentence(details: list[ErrorDetails], file: YamlFile, flags: list[Flag]) -> str:
     first = details[0]
     loc = first["loc"]
+    if alone := [flag for flag in flags if flag.text is None and _starts_with(loc, flag.path)]:
+        return f"flag {alone[-1].name}: it needs a value"
     reason = first["msg"].removeprefix("Value error, ")
     silent = first["type"] in ("missing", "value_error") or any(is_secret_name(str(part)) for part in loc)
     got = "" if silent else f" (got {_short(first['input'])})"

@@ -14,18 +14,23 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from agent_loop.limits import Limits
 from agent_loop.model.backends.http import http_address
 from agent_loop.tools.config import ToolConfig
+from agent_loop.tools.toolsets import DISTRIBUTIONS, resolve
 from environments.atropos.advantages import Baseline
 from environments.atropos.atropos_env import AtroposEnvConfig
 from environments.atropos.packing import SegmentPolicy
 from environments.scoring.rewards import RewardConfig
 from sandbox_pool.config import PoolConfig
+from sandbox_pool.errors import did_you_mean
 from sandbox_pool.spec import SandboxSpec
+from tool_parsers import get_parser
 
 ServerType = Literal[
     "auto", "openai", "vllm", "vllm-scale-out", "vllm-generate", "sglang", "llamacpp", "cpu-model", "standin"
 ]
 Verification = Literal["workspace", "layer"]
 
+MOST_TOKENS = 100_000_000
+"""No model reads more; a larger figure is a slip of the keyboard."""
 ROLLOUT_TIMEOUT_S = 1800.0
 """Default of `env.limits.rollout_timeout_s`: a rollout that hangs must not hold its group for ever."""
 
@@ -75,6 +80,7 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     max_token_length: int | None = Field(
         default=None,
         gt=0,
+        le=MOST_TOKENS,
         description="Tokens of the longest sequence; None: the model's own context length (at most 131,072) where the "
         "server tells it, else 32,768.",
     )
@@ -129,6 +135,35 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         if self.distribution is not None and self.enabled_toolsets is not None:
             raise ValueError("give either `distribution` or `enabled_toolsets`, not both")
         return self
+
+    @model_validator(mode="after")
+    def _a_turn_fits(self) -> HermesAgentEnvConfig:
+        turn, longest = self.max_tokens_per_turn, self.max_token_length
+        if turn is not None and longest is not None and turn >= longest:
+            raise ValueError(
+                f"`max_tokens_per_turn` ({turn}) leaves no room for a prompt in `max_token_length` ({longest})"
+            )
+        return self
+
+    @field_validator("tool_call_parser")
+    @classmethod
+    def _is_a_parser(cls, name: str) -> str:
+        get_parser(name)
+        return name
+
+    @field_validator("enabled_toolsets", "disabled_toolsets")
+    @classmethod
+    def _are_tools(cls, names: list[str] | None) -> list[str] | None:
+        for name in names or ():
+            resolve([name])
+        return names
+
+    @field_validator("distribution")
+    @classmethod
+    def _is_a_distribution(cls, name: str | None) -> str | None:
+        if name is not None and name not in DISTRIBUTIONS:
+            raise ValueError(f"unknown distribution {name!r}; {did_you_mean(name, DISTRIBUTIONS)}")
+        return name
 
     @field_validator("limits", mode="before")
     @classmethod

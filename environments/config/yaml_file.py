@@ -35,7 +35,7 @@ def find_config(name: str | Path) -> Path:
     shipped = config_root() / f"{stem}.yaml"
     if shipped.is_file():
         return shipped
-    if path.is_dir():
+    if str(name) and path.is_dir():
         raise ConfigError(f"{path} is a folder, not a config file")
     raise ConfigError(f"no config file {str(name)!r} and no shipped config of that name; {_hint(stem)}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.config.loader import masked
+from environments.errors import ConfigError, RunFailed
 from environments.runs.progress import Progress, Tally, progress_for
-from environments.runs.store import RunDiffers, RunStore, export_sft
+from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
 
 if TYPE_CHECKING:
@@ -115,6 +117,8 @@ IGNORED_ON_RESUME = frozenset({"groups_at_once", "total_steps", "eval_items", "r
 async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: bool = False) -> int:
     """Run `total_steps` groups of training items; exit code 1 when a group could not be completed."""
     total = env.config.total_steps
+    if total < 1:
+        raise ConfigError(f"env.total_steps is {total}: process needs to know how many groups to make, at least 1")
 
     async def items() -> AsyncIterator[Work]:
         for index in range(total):
@@ -127,46 +131,61 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
     async def run(work: Work) -> GroupResult:
         return await env.run_group(work.item, work.index, env.config.group_size)
 
-    async with opened(env, "process"):
-        return await _run(env, items(), total, run, out or _directory(env, ""), fresh)
+    with _store(env, "process", out or _directory(env, ""), fresh) as store:
+        async with opened(env, "process"):
+            return await _run(env, items(), total, run, store)
 
 
 async def evaluate_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: bool = False) -> int:
     """Run the evaluation items, `eval_samples` rollouts each."""
-    async with opened(env, "evaluate"):
-        items = list(await env.evaluation_items())
-        if not items:
-            log.error("%s has no evaluation items: write `evaluation_items`", env.name)
-            return 1
-
-        async def works() -> AsyncIterator[Work]:
-            for index, item in enumerate(items):
-                yield Work(index, env.item_id(item), item)
-
-        async def run(work: Work) -> GroupResult:
-            return await env.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
-
-        return await _run(env, works(), len(items), run, out or _directory(env, "-eval"), fresh)
+    with _store(env, "evaluate", out or _directory(env, "-eval"), fresh) as store:
+        async with opened(env, "evaluate"):
+            return await _evaluate(env, store)
 
 
-async def _run(
-    env: HermesAgentBaseEnv, works: AsyncIterator[Work], total: int, run: Any, directory: Path, fresh: bool
-) -> int:
+async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
+    items = list(await env.evaluation_items())
+    if not items:
+        raise ConfigError(f"{env.name} has no evaluation items: write `evaluation_items`, or raise env.eval_items")
+
+    async def works() -> AsyncIterator[Work]:
+        for index, item in enumerate(items):
+            yield Work(index, env.item_id(item), item)
+
+    async def run(work: Work) -> GroupResult:
+        return await env.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
+
+    return await _run(env, works(), len(items), run, store)
+
+
+async def _run(env: HermesAgentBaseEnv, works: AsyncIterator[Work], total: int, run: Any, store: RunStore) -> int:
     stop = Stop()
-    with stop.on_signals(), RunStore(directory, _identity(env), resume=not fresh) as store, progress_for() as progress:
+    with stop.on_signals(), progress_for() as progress:
         tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
         summary = finish(env, store, tally)
     print_summary(summary)
     if stop.draining.is_set():
         log.warning("stopped after %d of %d groups; the same command goes on from there", tally.done, tally.total)
+    elif summary.overall.losses.rollouts == summary.overall.rollouts > 0:
+        raise RunFailed(_all_lost(list(store.records())))
+    elif tally.dropped:
+        log.warning("%d groups lost rollouts; the same command tries them again", tally.dropped)
     return 0 if tally.done == tally.total else 1
+
+
+def _all_lost(records: Sequence[RolloutRecord]) -> str:
+    """Why nothing was scored, by what ended most of the rollouts."""
+    (outcome, error), count = Counter(
+        (record.outcome, record.error or "no reason given") for record in records
+    ).most_common(1)[0]
+    return f"all {len(records)} rollouts were lost to infrastructure, {count} of them so: {outcome}: {error}"
 
 
 def finish(env: HermesAgentBaseEnv, store: RunStore, tally: Tally) -> Summary:
     """Export, sum up, and say where everything is."""
     examples = export_sft(store.records(), store.directory / "sft.jsonl", env.config.rewards.solved_at)
     summary = summarize(store.records())
-    (store.directory / "summary.json").write_bytes(summary.to_json())
+    write_whole(store.directory / "summary.json", summary.to_json())
     log.info("%s; %d SFT examples; %s", tally.line(), examples, store.rollouts_path)
     return summary
 
@@ -185,6 +204,11 @@ async def opened(env: HermesAgentBaseEnv, mode: str) -> AsyncIterator[None]:
 
 def _directory(env: HermesAgentBaseEnv, suffix: str) -> Path:
     return env.config.run_dir or Path("runs") / f"{env.name}{suffix}"
+
+
+def _store(env: HermesAgentBaseEnv, verb: str, directory: Path, fresh: bool) -> RunStore:
+    """The run's folder. It is opened before slots and model: one that cannot be used must not cost their start."""
+    return RunStore(directory, {"verb": verb, **_identity(env)}, resume=not fresh)
 
 
 def _identity(env: HermesAgentBaseEnv) -> dict[str, Any]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import orjson
 
 from agent_loop.records.record import RolloutRecord
-from environments.errors import UsageError
+from environments.errors import UsageError, writing
 
 
 class RunInUse(UsageError):
@@ -33,12 +35,14 @@ class RunStore:
         self.directory = directory
         self.rollouts_path = directory / "rollouts.jsonl"
         self._groups_path = directory / "groups.jsonl"
+        self._config_path = directory / "config.json"
         self._config = orjson.loads(orjson.dumps(config, default=str))
         self._resume = resume
         self._finished: dict[int, str] = {}
-        self._rollouts: BinaryIO | None = None
-        self._groups: BinaryIO | None = None
+        self._rollouts: FileIO | None = None
+        self._groups: FileIO | None = None
         self._lock: int | None = None
+        self._made = False
 
     @property
     def finished(self) -> Mapping[int, str]:
@@ -46,16 +50,20 @@ class RunStore:
         return self._finished
 
     def __enter__(self) -> Self:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = locked(self.directory / ".lock")
+        self._made = not self.directory.exists()
+        with writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = locked(self.directory / ".lock")
         try:
             if not self._resume:
                 self._clear()
+            self._check_whose()
             self._check_config()
             self._finished = {entry["index"]: entry["item_id"] for entry in self._complete_groups()}
             self._drop_unfinished()
-            self._rollouts = self.rollouts_path.open("ab")
-            self._groups = self._groups_path.open("ab")
+            # Unbuffered: what a full disk refused must not be written by `close`, or fail there again.
+            self._rollouts = self.rollouts_path.open("ab", buffering=0)
+            self._groups = self._groups_path.open("ab", buffering=0)
         except BaseException:
             self.close()
             raise
@@ -65,12 +73,14 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """Close the files and let others write; safe to call twice."""
+        """Close the files and let others write; safe to call twice. A folder made here goes when nothing was stored."""
         for file in (self._rollouts, self._groups):
             if file is not None:
                 file.close()
         self._rollouts = self._groups = None
         if self._lock is not None:
+            if self._made and not (self.rollouts_path.exists() and self.rollouts_path.stat().st_size):
+                shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 
@@ -79,10 +89,10 @@ class RunStore:
         the next start. Blocking: call it in a thread."""
         if self._rollouts is None or self._groups is None:
             raise RuntimeError("RunStore is used inside `with`")
-        _append(self._rollouts, b"".join(record.to_json() + b"\n" for record in records))
+        _append(self._rollouts, b"".join(record.to_json() + b"\n" for record in records), self.rollouts_path)
         ids = sorted({record.group_id for record in records})
         entry = {"index": index, "item_id": item_id, "ids": ids, "complete": complete}
-        _append(self._groups, orjson.dumps(entry) + b"\n")
+        _append(self._groups, orjson.dumps(entry) + b"\n", self._groups_path)
         if complete:
             self._finished[index] = item_id
 
@@ -97,18 +107,26 @@ class RunStore:
         return [entry for entry in whole_lines(self._groups_path) if entry["complete"]]
 
     def _clear(self) -> None:
-        for path in (self.rollouts_path, self._groups_path, self.directory / "config.json"):
+        for path in (self.rollouts_path, self._groups_path, self._config_path):
             path.unlink(missing_ok=True)
 
+    def _check_whose(self) -> None:
+        """RunDiffers for rollouts that no run of this kind wrote: they would be taken for an unfinished group's."""
+        if self.rollouts_path.exists() and self.rollouts_path.stat().st_size and not self._config_path.exists():
+            raise RunDiffers(
+                f"{self.rollouts_path} was not written by process or evaluate: choose another --out, or --fresh to "
+                "replace it"
+            )
+
     def _check_config(self) -> None:
-        path = self.directory / "config.json"
+        path = self._config_path
         if path.exists() and self._complete_groups():
-            stored = orjson.loads(path.read_bytes())
+            stored = _whole_object(path)
             if changed := _first_difference(stored, self._config):
                 raise RunDiffers(
                     f"{self.directory} holds a run with another {changed}: choose another --out, or --fresh"
                 )
-        path.write_bytes(orjson.dumps(self._config, option=orjson.OPT_INDENT_2))
+        write_whole(path, orjson.dumps(self._config, option=orjson.OPT_INDENT_2))
 
     def _drop_unfinished(self) -> None:
         """Keep the lines of whole groups only; a torn last line goes too."""
@@ -123,7 +141,7 @@ def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 
     """Write conversations for supervised fine-tuning: the trainable rollouts with at least this score; how many."""
     count = 0
     part = path.with_suffix(".part")
-    with part.open("wb") as out:
+    with writing(path), part.open("wb") as out:
         for record in records:
             if not record.trainable or record.score is None or record.score < min_score:
                 continue
@@ -142,17 +160,23 @@ def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 
 
 def append_bytes(path: Path, data: bytes) -> None:
     """Append in one write, so that lines of several writers do not mix; makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
-        file.write(data)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            _write_all(file, data)
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file at once: a reader, or a crash, never sees half of it. Makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_bytes(data)
-    part.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_bytes(data)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def locked(path: Path) -> int:
@@ -166,10 +190,17 @@ def locked(path: Path) -> int:
     return descriptor
 
 
-def _append(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
+def _append(file: FileIO, data: bytes, path: Path) -> None:
+    with writing(path):
+        _write_all(file, data)
+        os.fsync(file.fileno())
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """One write where the disk has room: a nearly full one takes a part, and the next write then says why."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _raw_lines(path: Path) -> list[bytes]:
@@ -182,7 +213,17 @@ def _raw_lines(path: Path) -> list[bytes]:
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file, without a torn last one."""
-    return [orjson.loads(line) for line in _raw_lines(path)]
+    try:
+        return [orjson.loads(line) for line in _raw_lines(path)]
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{path} is damaged: {error}: start over with --fresh") from error
+
+
+def _whole_object(path: Path) -> Any:
+    try:
+        return orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{path} is damaged: {error}: start over with --fresh") from error
 
 
 def _group_id(line: bytes) -> Any:

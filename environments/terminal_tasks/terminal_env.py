@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_loop.model.contract import Message
 from environments.base import (
@@ -17,6 +17,8 @@ from environments.base import (
     Verdict,
 )
 from environments.terminal_tasks import TerminalTask, TerminalTasks
+
+LEVELS = range(5)
 
 
 class TerminalTasksConfig(HermesAgentEnvConfig):
@@ -33,6 +35,13 @@ class TerminalTasksConfig(HermesAgentEnvConfig):
         "You solve tasks in a Linux shell. Use the tools to do the work, then say briefly what you did."
     )
     max_agent_turns: int = Field(default=12, ge=1)
+
+    @model_validator(mode="after")
+    def _there_are_such_tasks(self) -> TerminalTasksConfig:
+        if wrong := [level for level in self.levels if level not in LEVELS]:
+            raise ValueError(f"there is no level {wrong[0]}: levels are {LEVELS[0]} to {LEVELS[-1]}")
+        TerminalTasks(self.split, levels=self.levels, categories=self.categories, kinds=self.kinds)
+        return self
 
 
 class TerminalTasksEnv(HermesAgentBaseEnv):

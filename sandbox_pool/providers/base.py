@@ -29,12 +29,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from sandbox_pool.config import Isolation, PoolConfig
-from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError, ScratchFull, StateError
+from sandbox_pool.errors import (
+    HostStartFailed,
+    IsolationUnavailable,
+    SandboxError,
+    ScratchFull,
+    StateError,
+    did_you_mean,
+    first_invalid,
+)
 from sandbox_pool.journal.journal import private_state_dir, without_secrets
 from sandbox_pool.spec import SandboxSpec
 
@@ -46,6 +54,7 @@ def _as_list(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+Options = TypeVar("Options", bound=BaseModel)
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
@@ -258,6 +267,14 @@ def provider_names() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
+def checked_options(model: type[Options], options: Mapping[str, Any]) -> Options:
+    """A provider's options; ValueError names the first that is wrong, and the nearest name of an unknown one."""
+    try:
+        return model.model_validate(dict(options))
+    except ValidationError as error:
+        raise ValueError(f"provider option {first_invalid(error, model)}") from error
+
+
 def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any]) -> Provider:
     """Make the provider of this name; an unknown name raises `ValueError`."""
     target = BUILT_IN.get(name)
@@ -267,7 +284,7 @@ def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any
         points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
         if not points:
             raise ValueError(
-                f"there is no provider {name!r}; there are {', '.join(provider_names())}, or `module:Class`"
+                f"there is no provider {name!r}; {did_you_mean(name, provider_names())}, or give module:Class"
             )
         target = points[0].value
     module_name, _, class_name = target.partition(":")
@@ -276,7 +293,13 @@ def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any
     except (ImportError, AttributeError) as error:
         hint = f"; pip install 'hermes-rl[{name}]'" if name in EXTRAS and isinstance(error, ImportError) else ""
         raise ValueError(f"the provider {name!r} cannot be loaded: {error}{hint}") from error
-    return cast("Provider", factory(context, options))
+    try:
+        provider = factory(context, options)
+    except TypeError as error:
+        raise ValueError(f"{name!r} is not a provider: it is made with a context and options: {error}") from error
+    if lacking := [method for method in ("start", "stop", "list") if not callable(getattr(provider, method, None))]:
+        raise ValueError(f"{name!r} is not a provider: it has no method {lacking[0]!r}")
+    return cast("Provider", provider)
 
 
 def _pool_key(state_dir: Path) -> bytes:

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sandbox_pool.errors import SandboxError, ScratchFull, StateError
 from sandbox_pool.journal.owner import start_ticks
-from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, start_error
+from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, checked_options, start_error
 from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.server.host_files import FOLDER, NotPrivate, check_private, open_private, remove_tree
@@ -158,7 +158,7 @@ class LocalProvider:
 
     def __init__(self, context: ProviderContext, options: Mapping[str, Any]) -> None:
         self._context = context
-        self._options = LocalOptions(**options)
+        self._options = checked_options(LocalOptions, options)
         self._root = choose_scratch(context.scratch_dir)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 

@@ -14,6 +14,8 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
+from sandbox_pool.errors import did_you_mean
+
 Policy = Callable[["PolicyRequest"], "Reply | str | Awaitable[Reply | str]"]
 
 
@@ -185,5 +187,5 @@ POLICIES: dict[str, Policy] = {
 def named_policy(name: str) -> Policy:
     """A policy by its name; raises ValueError that lists the names."""
     if name not in POLICIES:
-        raise ValueError(f"unknown policy {name!r}: one of {', '.join(POLICIES)}")
+        raise ValueError(f"unknown policy {name!r}; {did_you_mean(name, POLICIES)}")
     return POLICIES[name]

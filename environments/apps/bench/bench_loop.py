@@ -39,7 +39,7 @@ from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.turn.tool_call import ToolCallRecord
 from environments.apps.cli.bench import Figure, Report
-from environments.errors import UsageError
+from environments.errors import at_least
 from tool_parsers import get_parser
 
 if TYPE_CHECKING:
@@ -159,10 +159,10 @@ GROWTH_PAIRS, GROWTH_ROLLOUTS = 15, 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Size of the run."""
-    parser.add_argument("--rollouts", type=int, default=256, help="rollouts at once (256)")
-    parser.add_argument("--turns", type=int, default=8, help="turns of each rollout (8)")
+    parser.add_argument("--rollouts", type=at_least(1), default=256, help="rollouts at once (256)")
+    parser.add_argument("--turns", type=at_least(1), default=8, help="turns of each rollout (8)")
     parser.add_argument(
-        "--latency", type=float, default=0.5, metavar="SECONDS", help="time the model takes per turn (0.5)"
+        "--latency", type=at_least(0, float), default=0.5, metavar="SECONDS", help="time the model takes per turn (0.5)"
     )
     parser.add_argument(
         "--server",
@@ -170,13 +170,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stand-in",
         help="exact tokens from the stand-in over HTTP, from a backend in this process, or no tokens (stand-in)",
     )
-    parser.add_argument("--repeat", type=int, default=5, metavar="TIMES", help="times; the fastest counts (5)")
+    parser.add_argument("--repeat", type=at_least(1), default=5, metavar="TIMES", help="times; the fastest counts (5)")
 
 
 def measure(args: argparse.Namespace) -> Report:
     """Run the bench."""
-    if min(args.rollouts, args.turns, args.repeat) < 1 or args.latency < 0:
-        raise UsageError("bench loop: --rollouts, --turns and --repeat must be at least 1 and --latency not negative")
     return own_process.run(_measure(args))
 
 

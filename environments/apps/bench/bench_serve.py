@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report
 from environments.apps.reference_trainer.trainer_api import request_json
+from environments.errors import at_least
 
 if TYPE_CHECKING:
     from environments.atropos.atropos_env import AtroposEnv
@@ -32,9 +33,9 @@ UNCOMPRESSED = {"Accept-Encoding": "identity"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sequences", type=int, default=16, help="sequences in a group (default 16)")
-    parser.add_argument("--tokens", type=int, default=16_000, help="tokens in a sequence (default 16000)")
-    parser.add_argument("--groups", type=int, default=16, help="groups to deliver (default 16)")
+    parser.add_argument("--sequences", type=at_least(1), default=16, help="sequences in a group (default 16)")
+    parser.add_argument("--tokens", type=at_least(2), default=16_000, help="tokens in a sequence (default 16000)")
+    parser.add_argument("--groups", type=at_least(1), default=16, help="groups to deliver (default 16)")
 
 
 def measure(args: argparse.Namespace) -> Report:

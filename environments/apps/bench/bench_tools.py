@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from agent_loop import own_process
 from environments.apps.cli.bench import Figure, Report, timed
-from environments.errors import UsageError
+from environments.errors import at_least
 
 if TYPE_CHECKING:
     from agent_loop.tools import SandboxTools
     from sandbox_pool import Sandbox, SlotPool
 
+LEVELS = ("namespaces", "landlock", "uid", "plain")
 HELP = "latency of the tools compared with one plain command, and of calls from inside a script"
 
 NESTED_CALLS = 50
@@ -38,14 +39,16 @@ print(json.dumps(times))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--calls", type=int, default=200, help="calls of each tool (200)")
-    parser.add_argument("--scripts", type=int, default=10, help=f"scripts with {NESTED_CALLS} nested calls each (10)")
-    parser.add_argument("--level", help="isolation level of the slot (default: the strongest that works here)")
+    parser.add_argument("--calls", type=at_least(1), default=200, help="calls of each tool (200)")
+    parser.add_argument(
+        "--scripts", type=at_least(1), default=10, help=f"scripts with {NESTED_CALLS} nested calls each (10)"
+    )
+    parser.add_argument(
+        "--level", choices=LEVELS, help="isolation level of the slot (default: the strongest that works here)"
+    )
 
 
 def measure(args: argparse.Namespace) -> Report:
-    if args.calls < 1 or args.scripts < 1:
-        raise UsageError("bench tools: --calls and --scripts must be at least 1")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-bench-") as state_dir:
         return own_process.run(_measure(args, state_dir))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from environments.errors import UsageError
+from environments.errors import at_least
 
 EXAMPLE = "hermes-rl demo --tasks 6"
 TAKES_SETTINGS = True
@@ -17,15 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pathlib import Path
 
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default runs/demo")
-    parser.add_argument("--tasks", type=int, default=6, metavar="N", help="tasks for each policy (default 6)")
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="time for the real model (default 30)")
+    parser.add_argument("--tasks", type=at_least(1), default=6, metavar="N", help="tasks for each policy (default 6)")
+    parser.add_argument(
+        "--seconds", type=at_least(0, float), default=30.0, metavar="S", help="time for the real model (default 30)"
+    )
     parser.add_argument("--no-model", action="store_true", help="scripted policies only")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; exit code 1 when something stored is not exact."""
-    if args.tasks < 1:
-        raise UsageError("--tasks must be at least 1")
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from environments.apps.doctor.doctor_checks import Finding
@@ -23,15 +23,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit 1 when something is broken."""
     from environments.apps.doctor.doctor_checks import run_checks
-    from environments.config.yaml_file import find_config, read_yaml
 
-    settings = read_yaml(find_config(args.config)).data if args.config else None
+    settings = _settings_of(args.config) if args.config is not None else None
     findings = asyncio.run(run_checks(settings))
     if args.json:
         print(json.dumps(as_json(findings), indent=2))
     else:
         _print_table(findings)
     return 1 if any(finding.status == "broken" for finding in findings) else 0
+
+
+def _settings_of(config: str) -> dict[str, Any]:
+    """What the file says, after the same checks as a run makes."""
+    from environments.config.settings import RunConfig
+    from environments.config.yaml_file import find_config, read_yaml
+    from environments.launch import load_run
+
+    data = read_yaml(find_config(config)).data
+    load_run(config, (), None, RunConfig)
+    return data
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import struct
 from typing import TYPE_CHECKING
 
 from environments.apps.cli.process import LEARN_CONFIG, add_config, add_run_directory, launch
@@ -37,10 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 def adapter_settings(config: str, adapter: Path) -> list[str]:
     """The setting that serves the config's model with this adapter."""
+    from agent_loop.local_models.cpu_model.gguf import read_metadata
     from environments.config.yaml_file import find_config, read_yaml
 
     if not adapter.is_file():
         raise UsageError(f"no adapter at {adapter}: `hermes-rl learn` writes one to runs/learn/adapter.gguf")
+    try:
+        read_metadata(adapter)
+    except (OSError, ValueError, IndexError, struct.error) as error:
+        raise UsageError(f"{adapter} is not an adapter in GGUF: {error}") from error
     servers = read_yaml(find_config(config)).data.get("openai")
     if not isinstance(servers, dict) or servers.get("server_type") != "cpu-model":
         raise UsageError(f"--adapter needs a config whose openai.server_type is cpu-model; {config} has another")

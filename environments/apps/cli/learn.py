@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from environments.apps.cli.process import LEARN_CONFIG
 from environments.errors import UsageError
@@ -33,17 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
     find_config(args.config)  # a wrong name is answered before anything heavy is imported
     from environments.apps.learn.display import display_for
-    from environments.apps.learn.learn_run import LearnFailed, learn
+    from environments.apps.learn.learn_run import learn
     from environments.apps.learn.plan import load_plan
     from environments.launch import configure_logging
 
     configure_logging()
     plan = load_plan(args.config, settings(args), args.out, args.resume, args.fresh)
-    try:
-        return learn(plan, display_for(args.json))
-    except LearnFailed as error:
-        sys.stderr.write(f"hermes-rl: {error}\n")
-        return 1
+    return learn(plan, display_for(args.json))
 
 
 def settings(args: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""Entry point of `hermes-rl`: finds the verb, imports only its module, and turns bad input into exit code 2.
+"""Entry point of `hermes-rl`: finds the verb and imports only its module.
 
 To add a verb, add its line to `VERBS` and a module of that name to this folder, with `EXAMPLE` (a command that works as
 it stands), `add_arguments(parser)` and `run(args) -> int`. A verb with `TAKES_SETTINGS = True` gets the dotted flags of
@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import environments
 from environments.config.flags import split_settings
-from environments.errors import UsageError
+from environments.errors import SentenceParser, UsageError, run_command
 
 VERBS = {
     "demo": "see it work: a real model and scripted policies, sandboxed, down to exact tokens and a page",
@@ -30,6 +30,7 @@ VERBS = {
     "parse": "take model text apart into content, reasoning and tool calls",
     "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
     "bench": "measure the loop, the tools or serving on this machine",
+    "config": "print the settings that a run would have, and where each comes from",
     "doctor": "show what this machine can do, with a fix for what is missing",
 }
 """The help lines stand here, so that `hermes-rl --help` imports no verb."""
@@ -48,13 +49,6 @@ class Verb(Protocol):
         """Do the job and return the exit code."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises instead of printing its usage block: every bad call gets one clear sentence."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message} (see `{self.prog} --help`)")
-
-
 class _PrintVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
@@ -69,7 +63,7 @@ def load_verb(name: str) -> Verb:
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Parser for this call: all verbs by their help line, but flags and example only of the one that is called."""
-    parser = _Parser(prog="hermes-rl", description="LLM agent rollouts for reinforcement learning.")
+    parser = SentenceParser(prog="hermes-rl", description="LLM agent rollouts for reinforcement learning.")
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     called = next((word for word in argv if not word.startswith("-")), None)
@@ -98,33 +92,19 @@ def check_packages() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; bad input prints one sentence on stderr and exits 2."""
-    words, settings = split_settings(sys.argv[1:] if argv is None else argv)
-    try:
-        check_packages()
-        args = build_parser(words).parse_args(words)
-        verb = load_verb(args.verb)
-        if settings and not getattr(verb, "TAKES_SETTINGS", False):
-            raise UsageError(f"{args.verb} takes no settings such as {settings[0]}")
-        args.settings = settings
-        return verb.run(args)
-    except UsageError as error:
-        sys.stderr.write(f"hermes-rl: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("hermes-rl: interrupted\n")
-        return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`hermes-rl ... | head`): nothing to report, nobody to report it to.
-        sys.stderr.close()
-        return 141
-    except Exception as error:
-        from sandbox_pool.errors import SandboxError  # not before `check_packages` has found it
+    """Run one verb to its exit code."""
+    return run_command("hermes-rl", lambda: _run(sys.argv[1:] if argv is None else argv))
 
-        if not isinstance(error, SandboxError):
-            raise
-        sys.stderr.write(f"hermes-rl: {error}\n")
-        return 2
+
+def _run(argv: Sequence[str]) -> int:
+    check_packages()
+    words, settings = split_settings(argv)
+    args = build_parser(words).parse_args(words)
+    verb = load_verb(args.verb)
+    if settings and not getattr(verb, "TAKES_SETTINGS", False):
+        raise UsageError(f"{args.verb} takes no settings such as {settings[0]}")
+    args.settings = settings
+    return verb.run(args)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("--jsonl takes tools and parsers from the records: leave out --tools and --template")
         return _run_records(_lines(), args.parser, args.strict)
     parser = _parser(args.parser, args.template, args.strict)
-    parsed = parser.parse(_read_text(), _read_tools(args.tools), args.start)
+    tools = _read_tools(args.tools)
+    parsed = parser.parse(_read_text(), tools, args.start)
     print(json.dumps({"parser": parser.name, **_whole(parsed)}, ensure_ascii=False, indent=2))
     return 0
 

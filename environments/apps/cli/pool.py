@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from environments.errors import UsageError
+from environments.errors import UsageError, at_least
 from sandbox_pool import PoolConfig, SandboxError, SlotPool
+from sandbox_pool.errors import did_you_mean, first_invalid
 from sandbox_pool.journal.gc import Liveness, collect_orphans, default_place
 from sandbox_pool.journal.journal import Journal, set_damaged_aside
 from sandbox_pool.journal.owner import this_process
-from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider
+from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider, provider_names
 
 if TYPE_CHECKING:
     from sandbox_pool.conformance import Check, CheckResult
@@ -42,21 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--only", action="append", default=[], metavar="TEXT", help="only checks whose id contains TEXT")
     check.add_argument("--list", action="store_true", help="list the checks and their promises, run nothing")
     bench = actions.add_parser("bench", help="measure a provider and, in the same run, bare subprocesses")
-    bench.add_argument("--rounds", type=int, default=100, help="samples per latency (default 100)")
-    bench.add_argument("--throughput-s", type=float, default=2.0, help="seconds per throughput sample (default 2)")
-    bench.add_argument("--transfer-mb", type=int, default=100, help="size of the transferred file (default 100)")
+    bench.add_argument("--rounds", type=at_least(1), default=100, help="samples per latency (default 100)")
+    bench.add_argument(
+        "--throughput-s", type=at_least(0.1, float), default=2.0, help="seconds per throughput sample (default 2)"
+    )
+    bench.add_argument(
+        "--transfer-mb", type=at_least(1), default=100, help="size of the transferred file (default 100)"
+    )
     gc.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of these providers")
     gc.add_argument("--rebuild", action="store_true", help="set a damaged journal aside and begin a new one first")
     gc.add_argument("--scratch-dir", help="also look for local leftovers here")
     bench.add_argument(
-        "--many", type=int, default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
+        "--many", type=at_least(0), default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
     )
     job = actions.add_parser("job", help="print the job that a provider's hosts are started from")
     for action in (check, bench, job):
         action.add_argument(
             "--provider", default="local", help="built-in name, entry point or module:Class (default local)"
         )
-        action.add_argument("--slots", type=int, default=16, help="slots of the host (default 16)")
+        action.add_argument("--slots", type=at_least(1), default=16, help="slots of the host (default 16)")
         action.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the provider")
         action.add_argument("--min-isolation", choices=("namespaces", "landlock", "uid", "plain"), default="plain")
         action.add_argument("--scratch-dir", help="where slots keep their layers")
@@ -141,6 +146,11 @@ def gc(args: argparse.Namespace) -> int:
     journal = Journal(state_dir)
     me = this_process()
     try:
+        for name in args.provider:
+            if name not in provider_names() and ":" not in name:
+                raise UsageError(
+                    f"there is no provider {name!r}; {did_you_mean(name, provider_names())}, or give module:Class"
+                )
         places = [default_place(name, options=_options(args)) for name in args.provider]
         if args.scratch_dir:
             places.append(default_place("local", Path(args.scratch_dir)))
@@ -182,8 +192,7 @@ def _config(args: argparse.Namespace) -> PoolConfig:
         config = PoolConfig(**fields)
         load_provider(config.provider, ProviderContext.of(config, this_process().tag()), config.provider_options)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error
+        raise UsageError(first_invalid(error, PoolConfig)) from error
     except (ValueError, SandboxError) as error:
         raise UsageError(str(error)) from error
     return config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from environments.apps.cli.process import add_config, launch
 
@@ -16,11 +15,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the trainer is done or a signal comes; exit code 1 when run-api did not come back in time."""
-    from environments.atropos.api import ApiLost
-
-    try:
-        return launch(args, "serve")
-    except ApiLost as error:
-        sys.stderr.write(f"hermes-rl: {error}\n")
-        return 1
+    """Serve until the trainer is done or a signal comes."""
+    return launch(args, "serve")

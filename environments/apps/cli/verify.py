@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.errors import UsageError
+from environments.errors import UsageError, at_least
 
 if TYPE_CHECKING:
     from agent_loop.records.against import Confirmation
@@ -19,20 +19,26 @@ EXAMPLE = "hermes-rl verify runs/demo/rollouts.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="rollouts, one JSON record on each line")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a rollouts.jsonl, or the folder of a run")
     parser.add_argument("--against", metavar="URL", help="ask this server again at random sampled positions")
     parser.add_argument("--backend", default="auto", help="auto, llamacpp, vllm or sglang (default: ask the server)")
-    parser.add_argument("--positions", type=int, default=300, help="positions to ask about (default 300)")
-    parser.add_argument("--tolerance", type=float, help="largest difference allowed (default: measured noise floor)")
+    parser.add_argument("--positions", type=at_least(1), default=300, help="positions to ask about (default 300)")
+    parser.add_argument(
+        "--tolerance", type=at_least(0, float), help="largest difference allowed (default: measured noise floor)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which positions are chosen")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the file; exit code 1 and the first violation when something is wrong."""
-    report, with_tokens = _read(args.file, keep=bool(args.against))
+    from environments.runs.report.html_page import find_rollouts
+
+    if args.against is not None:
+        check_address("--against", args.against)
+    report, with_tokens = _read(find_rollouts(args.file), keep=args.against is not None)
     confirmation = None
-    if args.against and report.ok:
+    if args.against is not None and report.ok:
         if not with_tokens:
             raise UsageError(f"{args.file}: no rollout has tokens, there is nothing to ask {args.against} about")
         confirmation = asyncio.run(_confirm(args, with_tokens))
@@ -48,16 +54,19 @@ def _read(path: Path, *, keep: bool) -> tuple[Report, list[tuple[int, RolloutRec
     """The report on a file, and its records with tokens when they are needed again."""
     from agent_loop.records.verify import Report, read_records
 
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file")
     report = Report()
     kept: list[tuple[int, RolloutRecord]] = []
+    first_lines: dict[str, int] = {}
     try:
         with path.open("rb") as lines:
             for number, record in read_records(lines):
+                if (first := first_lines.setdefault(record.rollout_id, number)) != number:
+                    raise ValueError(f"line {number}: the rollout {record.rollout_id!r} stands in line {first} already")
                 report.add(record, number)
                 if keep and record.segments:
                     kept.append((number, record))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
     if not report.rollouts:
@@ -65,6 +74,15 @@ def _read(path: Path, *, keep: bool) -> tuple[Report, list[tuple[int, RolloutRec
     if not report.sampled_turns:
         raise UsageError(f"{path}: nothing to verify: none of its {report.rollouts} rollouts sampled a turn")
     return report, kept
+
+
+def check_address(flag: str, url: str) -> None:
+    from agent_loop.model.backends.http import http_address
+
+    try:
+        http_address(url)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 async def _confirm(args: argparse.Namespace, records: list[tuple[int, RolloutRecord]]) -> Confirmation:

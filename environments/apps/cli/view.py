@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from environments.errors import UsageError
+from environments.errors import UsageError, at_least
 
 EXAMPLE = "hermes-rl view runs/demo/rollouts.jsonl --open"
 
@@ -17,7 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(
-        "--max-chars", type=int, default=20_000, metavar="N", help="cut longer texts in the middle (default: 20000)"
+        "--max-chars",
+        type=at_least(100),
+        default=20_000,
+        metavar="N",
+        help="cut longer texts in the middle (default: 20000)",
     )
 
 
@@ -25,9 +29,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and print where it is."""
     from environments.runs.report import build_report
     from environments.runs.report.html_page import UnreadableRun, find_rollouts, read_rollouts
+    from environments.runs.store import write_whole
 
-    if args.max_chars < 100:
-        raise UsageError("--max-chars must be at least 100")
     source = find_rollouts(args.file)
     output: Path = args.output or source.with_name("report.html")
     try:
@@ -36,10 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror or error}") from error
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
+    write_whole(output, page.encode())
     print(output)
     if args.open:
         import webbrowser

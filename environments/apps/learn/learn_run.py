@@ -28,6 +28,7 @@ from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
 from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
+from environments.errors import RunFailed
 from environments.runs.store import write_whole
 
 RECENT = 5
@@ -66,7 +67,7 @@ SERVE_ENDS_FIRST_S = 5.0
 """The environment may end this long before the trainer reports that it has taken the last batch."""
 
 
-class LearnFailed(Exception):
+class LearnFailed(RunFailed):
     """A process of the run failed; one sentence says which, and its last message."""
 
 
@@ -285,7 +286,9 @@ class LearnRun:
     async def _end(self, why: str) -> None:
         await self._write_report()
         folder = self._folder
-        lines = [why, verdict(folder.entries), f"curves and examples: {folder.report}"]
+        lines = [why, verdict(folder.entries)]
+        if folder.report.exists():
+            lines.append(f"curves and examples: {folder.report}")
         if folder.saved_step:
             lines.append(f"use the weights: hermes-rl evaluate --adapter {folder.path / 'adapter.gguf'}")
         self._display.end([line for line in lines if line])

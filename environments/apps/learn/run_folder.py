@@ -17,7 +17,7 @@ from typing import Any, Self
 import orjson
 import yaml
 
-from environments.errors import UsageError
+from environments.errors import UsageError, writing
 from environments.runs.store import append_bytes, locked, whole_lines, write_whole
 
 OWN = (
@@ -40,8 +40,11 @@ class RunFolder:
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = locked(self.path / ".lock")
+        if self._resume and not ((self.path / "config.yaml").exists() or self.metrics.exists()):
+            raise UsageError(f"{self.path} holds no run to resume: leave out --resume, or name its folder with --out")
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = locked(self.path / ".lock")
         try:
             self._prepare()
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sandbox_pool.errors import did_you_mean
-from sandbox_pool.providers.base import Texts
+from sandbox_pool.providers.base import Texts, checked_options
 
 DAY_S = 24 * 3600
 DataPath = Literal["tunnel", "exec", "auto"]
@@ -85,7 +85,7 @@ class ModalOptions(BaseModel):
             if name not in cls.model_fields:
                 hint = did_you_mean(name, cls.model_fields)
                 raise ValueError(f"provider_options of modal: unknown option {name!r}; {hint}")
-        return cls(**options)
+        return checked_options(cls, options)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandbox_pool.providers.base import Texts
+from sandbox_pool.providers.base import Texts, checked_options
 
 VARIABLES = {
     "address": "NOMAD_ADDR",
@@ -103,7 +103,7 @@ class NomadOptions(BaseModel):
         """Options, completed by the environment."""
         environ = os.environ if environ is None else environ
         found = {name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)}
-        return cls(**{**found, **options})
+        return checked_options(cls, {**found, **options})
 
     def acl_token(self) -> str | None:
         """The token to use now."""

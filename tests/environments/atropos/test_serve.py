@@ -12,6 +12,7 @@ from environments.atropos.api import ApiLost, EnvStatus
 from environments.atropos.atropos_env import AtroposEnvConfig
 from environments.atropos.serve_loop import Pace, ServeHooks, ServeLoop
 from environments.atropos.stops import Stop
+from environments.errors import ConfigError
 from support.atropos_api import RunApi, Trainer
 from support.atropos_envs import NumberedEnv, until
 
@@ -172,8 +173,18 @@ async def test_a_run_api_that_never_comes_is_one_clear_error() -> None:
 async def test_sizes_that_never_make_a_batch_are_refused_at_the_start(api: RunApi) -> None:
     await asyncio.to_thread(Trainer(api.url, batch_size=8).register)
     env = NumberedEnv(rollout_server_url=api.url, group_size=3)
-    with pytest.raises(ValueError, match="groups of 3 never fill a batch of 8"):
+    with pytest.raises(ConfigError, match="groups of 3 never fill a batch of 8"):
         await env.env_manager()
+
+
+async def test_a_trainer_that_gets_nothing_is_told_why_in_a_warning(
+    api: RunApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(Trainer(api.url, max_token_len=6).register)
+    await asyncio.wait_for(NumberedEnv(items=9, rollout_server_url=api.url, length=6).env_manager(), 20)
+    (warning,) = [line.getMessage() for line in caplog.records if "NOTHING IS SENT" in line.getMessage()]
+    assert "none of the last 8 groups could be used (8 too_long)" in warning
+    assert "max_token_len" in warning
 
 
 async def test_bad_groups_are_counted_by_reason_and_not_sent(api: RunApi) -> None:

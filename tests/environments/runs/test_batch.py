@@ -12,6 +12,7 @@ import pytest
 from agent_loop.local_models.standin import Fault, PolicyRequest
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.verify import verify
+from environments.errors import ConfigError
 from environments.runs.batch import evaluate_run, process_run
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
@@ -114,4 +115,5 @@ async def test_evaluation_beside_training_logs_metrics_of_the_step(pool: Directo
 
 async def test_an_environment_without_evaluation_items_says_so(pool: DirectoryPool, tmp_path: Path) -> None:
     async with standin_model(right) as (model, _):
-        assert await evaluate_run(NumberEnv(pool, model, eval_items=0), tmp_path) == 1
+        with pytest.raises(ConfigError, match="no evaluation items"):
+            await evaluate_run(NumberEnv(pool, model, eval_items=0), tmp_path)

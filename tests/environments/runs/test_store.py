@@ -67,6 +67,24 @@ def test_another_config_is_refused_by_name_unless_fresh(tmp_path: Path) -> None:
         assert list(store.records()) == []
 
 
+def test_rollouts_of_something_else_are_not_overwritten_unless_fresh(tmp_path: Path) -> None:
+    foreign = record("demo").to_json() + b"\n"
+    (tmp_path / "rollouts.jsonl").write_bytes(foreign)
+    with pytest.raises(RunDiffers, match="was not written by process or evaluate"), RunStore(tmp_path, CONFIG):
+        pass
+    assert (tmp_path / "rollouts.jsonl").read_bytes() == foreign
+    with RunStore(tmp_path, CONFIG, resume=False) as store:
+        assert list(store.records()) == []
+
+
+def test_a_folder_made_for_a_run_that_stored_nothing_goes(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "new", CONFIG):
+        pass
+    assert not (tmp_path / "new").exists()
+    write_groups(tmp_path / "new", 0)
+    assert (tmp_path / "new" / "rollouts.jsonl").exists()
+
+
 def test_an_unfinished_run_may_change_its_config(tmp_path: Path) -> None:
     write_groups(tmp_path)
     with RunStore(tmp_path, {"env": {}}) as store:

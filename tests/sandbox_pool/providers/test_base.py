@@ -51,7 +51,7 @@ def test_a_provider_whose_packages_are_missing_says_how_to_get_them(context, mon
 
 
 def test_an_unknown_provider_is_refused_with_what_there_is(context):
-    with pytest.raises(ValueError, match=r"no provider 'locl'; there are .*local.*module:Class"):
+    with pytest.raises(ValueError, match=r"no provider 'locl'; did you mean 'local'\?, or give module:Class"):
         base.load_provider("locl", context, {})
 
 
