@@ -52,6 +52,15 @@ class SearchHit:
     text: str
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one call gave: a value, or the names of the exception's classes."""
+
+    returned: Any = None
+    raises: tuple[str, ...] = ()
+    why: str = ""
+
+
 class SandboxContext:
     """Async calls on a sandbox. Relative paths start at the workspace."""
 
@@ -407,8 +416,45 @@ class ToolContext(SandboxContext):
                 self._fork = await self._make_fork()
             return self._fork
 
+    async def ask_python(
+        self,
+        module: str,
+        calls: Sequence[tuple[str, Sequence[Any]]],
+        *,
+        python: str = "python3",
+        timeout_s: float = 30.0,
+    ) -> list[Answer]:
+        """What functions of a Python file of the workspace return, for you to compare: nothing there decides the score.
+
+        `calls` are names of functions with their arguments, plain data both ways. Code that crashes, hangs or answers
+        something else gives answers that raise `NoAnswer`.
+        """
+        from environments.code_tasks.hidden_tests import NoAnswers, ask
+        from environments.code_tasks.solver import decode, encode
+
+        steps = [
+            [{"op": "call", "target": name, "bind": None, "args": encode(list(arguments)), "kwargs": encode({})}]
+            for name, arguments in calls
+        ]
+        try:
+            given = await ask(self, module, steps, python=python, timeout_s=timeout_s)
+            return [
+                Answer(raises=tuple(one["raises"]))
+                if "raises" in one
+                else Answer(decode(one["returns"]))
+                if "returns" in one
+                else Answer(raises=("NoAnswer",), why=one["odd"])
+                for [one] in given
+            ]
+        except (NoAnswers, ValueError, RecursionError) as error:
+            return [Answer(raises=("NoAnswer",), why=str(error))] * len(steps)
+
     async def put_tests(self, files: Mapping[str, bytes | str]) -> None:
-        """Write files from the host over whatever the agent had at these paths, a directory or a symlink included."""
+        """Write files from the host over whatever the agent had at these paths, a directory or a symlink included.
+
+        Their exit code can be cheated: what they import (unittest.py, conftest.py) may be the agent's, and its code can
+        end the process. Prefer `ask_python`, or run the agent's program with `exec` and compare what it prints.
+        """
         await self.remove(*files)
         for path, data in files.items():
             await self.write_file(path, data)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.scoring.contexts import FrozenWorkspace, ToolContext
+from environments.scoring.contexts import Answer, FrozenWorkspace, ToolContext
 from environments.scoring.verification import CheckTimeout
 from support.env_pool import DirectoryPool, DirectorySandbox
 
@@ -180,4 +180,39 @@ async def test_agent_state_follows_links_inside_the_workspace(pool: DirectoryPoo
         await state.read_file("real")
     with pytest.raises(OSError, match="outside the workspace"):
         await state.stat("/etc/passwd")
+    await ctx.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os._exit(0)",
+        "print('[]'); raise SystemExit(0)",
+        "def f(x):\n    import os; os._exit(0)",
+        "def f(x):\n    while True: pass",
+        "import json, os, sys\njson.dump([[{'returns': 3, 'raises': ['E']}]], open(sys.argv[3], 'w')); os._exit(0)",
+        "class E:\n    __eq__ = lambda *a: True\ndef f(x): return E()",
+    ],
+)
+async def test_code_that_does_not_answer_is_never_taken_for_an_answer(
+    pool: DirectoryPool, agent: DirectorySandbox, code: str
+) -> None:
+    await agent.write_file("solution.py", code.encode())
+    ctx = await context(pool, agent)
+    [answer] = await ctx.ask_python("solution.py", [("f", [2])], timeout_s=3)
+    assert answer.raises == ("NoAnswer",)
+    assert answer.why
+    await ctx.close()
+
+
+async def test_answers_are_values_or_exceptions_and_nothing_of_the_workspace_shadows_them(
+    pool: DirectoryPool, agent: DirectorySandbox
+) -> None:
+    await agent.write_file("solution.py", b"def f(x):\n    return (x, [1.5])\ndef g():\n    return {}['k']\n")
+    for name in ("json.py", "unittest.py", "conftest.py", "sitecustomize.py"):
+        await agent.write_file(name, b"import os; os._exit(0)")
+    ctx = await context(pool, agent)
+    returned, raised = await ctx.ask_python("solution.py", [("f", [2]), ("g", [])])
+    assert returned == Answer((2, [1.5]))
+    assert raised.raises[:2] == ("KeyError", "LookupError")
     await ctx.close()
