@@ -28,7 +28,7 @@ from agent_loop.records.record import AgentResult, TurnRecord
 from agent_loop.turn.calls import CallPlanner, ToolTurns, earliest
 from agent_loop.turn.messages import CallIds, assistant_message, settle
 from agent_loop.turn.runtime import HandlerRuntime, ToolHandler, ToolRuntime
-from sandbox_pool.errors import SandboxError, SlotBroken
+from sandbox_pool.errors import SandboxDestroyed, SandboxError
 
 log = logging.getLogger(__name__)
 
@@ -321,7 +321,7 @@ class HermesAgentLoop:
         except ModelError as error:
             log.warning("rollout %s ended: %s", self.task_id, error)
             return Outcome.API_ERROR, str(error)
-        except SlotBroken as error:
+        except SandboxDestroyed as error:
             return Outcome.AGENT_FAULT, f"{type(error).__name__}: {error}"
         except SandboxError as error:
             return Outcome.SANDBOX_LOST, f"{type(error).__name__}: {error}"

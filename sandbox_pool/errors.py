@@ -1,10 +1,10 @@
-"""Every way in which the pool can fail a task. All of them are infrastructure: none is ever an exit code or a score.
+"""Every way in which the pool can fail a task. None is ever an exit code; all but one are infrastructure.
 
 SandboxError
   + AcquireTimeout          no slot became free in time
   + SandboxLost             the slot or its host is gone
     + StaleLease            the slot was taken back
-    + SlotBroken            what ran in the slot ended it, by filling its memory
+  + SandboxDestroyed        what ran in the slot destroyed it: the agent's doing, not infrastructure
   + SandboxFileError        a file call was refused (also an OSError)
   + IsolationUnavailable    less isolation than `min_isolation`
   + HostStartFailed         no slot server could be started
@@ -47,8 +47,8 @@ class StaleLease(SandboxLost):
     """The slot was taken back and leased again: the epoch of this lease is over."""
 
 
-class SlotBroken(SandboxLost):
-    """What ran in the slot filled its memory until the kernel killed the slot's own processes: no fault of the pool."""
+class SandboxDestroyed(SandboxError):
+    """What ran in the slot destroyed it, by the word of the kernel: memory filled until its init was killed."""
 
 
 class IsolationUnavailable(SandboxError):

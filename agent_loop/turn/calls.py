@@ -20,7 +20,7 @@ from agent_loop.turn.arguments import normalize
 from agent_loop.turn.messages import sendable, shown, tool_message
 from agent_loop.turn.runtime import ToolRuntime, error_text
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
-from sandbox_pool.errors import SandboxError, SandboxFileError, SlotBroken
+from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ToolTurns:
             results += self._close(turn.calls)
         if self.lost is not None:
             # The error begins with the kind of the fault; this one is the agent's own doing.
-            return Outcome.AGENT_FAULT if self.lost.startswith(SlotBroken.__name__) else Outcome.SANDBOX_LOST
+            return Outcome.AGENT_FAULT if self.lost.startswith(SandboxDestroyed.__name__) else Outcome.SANDBOX_LOST
         return Outcome.MAX_TOOL_CALLS if beyond else None
 
     def _hold_back(self, calls: Sequence[ToolCallRecord]) -> bool:

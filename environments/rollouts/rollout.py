@@ -28,7 +28,7 @@ from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
-from sandbox_pool.errors import SandboxError, SandboxFileError, SlotBroken
+from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class RolloutRunner:
                 rollout = await self._score(job, result, frozen, record)
         except AgentFault as fault:
             self._blame(record, str(fault))
-        except SlotBroken as error:
+        except SandboxDestroyed as error:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
@@ -173,7 +173,7 @@ class RolloutRunner:
                 except (SandboxFileError, CheckTimeout) as error:
                     # What the agent left is missing, unreadable or does not end: that is its answer.
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
-                except (AgentFault, SlotBroken):
+                except (AgentFault, SandboxDestroyed):
                     raise
                 except SandboxError as error:
                     if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:

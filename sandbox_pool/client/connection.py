@@ -14,11 +14,11 @@ from typing import Any, cast
 from sandbox_pool.errors import (
     IsolationUnavailable,
     ProtocolError,
+    SandboxDestroyed,
     SandboxError,
     SandboxFileError,
     SandboxLost,
     ScratchFull,
-    SlotBroken,
     StaleLease,
 )
 from sandbox_pool.server.serving import wire
@@ -30,7 +30,7 @@ Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
 _KINDS: Mapping[str, type[SandboxError]] = {
     "stale": StaleLease,
     "lost": SandboxLost,
-    "broken": SlotBroken,
+    "destroyed": SandboxDestroyed,
     "protocol": ProtocolError,
     "isolation": IsolationUnavailable,
     "scratch": ScratchFull,

@@ -61,6 +61,14 @@ static int write_id_maps(pid_t pid) {
     return write_text_file(path, map);
 }
 
+/* The last one to be killed when the slot's memory is full, not the first; allowed to root only. Its children inherit
+ * it, and a shell gives it up. Not -1000: a process that may never be killed hangs when it is the only one left. */
+static void protect_from_oom(pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/oom_score_adj", pid);
+    write_text_file(path, "-999");
+}
+
 static int join_cgroups(pid_t pid) {
     char text[24];
     snprintf(text, sizeof text, "%d", pid);
@@ -131,6 +139,7 @@ static const char *prepare_child(pid_t pid, int go, int *error) {
     const char *step = NULL;
     if (slot.user_ns && (*error = write_id_maps(pid))) step = "map user ids";
     if (!step && (*error = join_cgroups(pid))) step = "join cgroups";
+    protect_from_oom(pid);
     if (!step && (slot.idmap || slot.view)) step = open_layers(pid, fds, &n_fds, error);
     if (!step) {
         struct writer writer;

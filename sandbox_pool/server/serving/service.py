@@ -121,7 +121,7 @@ class Service:
             if error.kind != "lost" or kills <= 0:
                 raise
             raise SlotError(
-                "broken", f"{error} ({kills} processes of the slot were killed: its memory is full)"
+                "destroyed", f"{error} ({kills} processes of the slot were killed: its memory is full)"
             ) from error
 
     async def _health(self, _request: Request) -> Reply:

@@ -127,7 +127,7 @@ class SnapshotStore:
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             instance.control.send("file", values, fds=[fd])
 
-        return Worker(start, [("do", "pack"), *self._layer_fields, *limit], "")
+        return Worker(start, [("do", "pack"), *self._layer_fields, *limit], "", instance.check_still_alive)
 
     def _pack_workdir(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
         """By a process inside the slot, so that a link in place of the folder leads to nothing of the host."""
@@ -137,7 +137,7 @@ class SnapshotStore:
 
         # Opaque: what the image has there was either packed or removed by the agent.
         fields = [*self._layer_fields, ("opaque", 1)] if self._level.namespaces else [("fork", 1)]
-        return Worker(start, [("do", "pack"), *fields, *limit], instance.workdir)
+        return Worker(start, [("do", "pack"), *fields, *limit], instance.workdir, instance.check_still_alive)
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:

@@ -78,6 +78,7 @@ class Builder:
             home=str(values["home"]),
             log_dir=os.path.join(str(values.get("root") or "/"), "tmp/hermes-exec"),
             env=self._environment(index, spec),
+            memory_kills=lambda: self.cgroups.memory_kills(index),
         )
         try:
             report = await instance.ready()
