@@ -129,15 +129,6 @@ class Cgroups:
                 found += [int(line) for line in file]
         return found
 
-    def memory_kills(self, slot: int) -> int:
-        """Processes of this slot that the kernel has killed because its memory was full, since the group was made."""
-        name = "memory.oom_control" if self._version == 1 else "memory.events"
-        try:
-            with open(os.path.join(self._bases["memory"], str(slot), name)) as file:
-                return int(dict(line.split() for line in file)["oom_kill"])
-        except (OSError, KeyError, ValueError):
-            return 0
-
     def remove(self) -> list[str]:
         """Kill what is left in the groups and remove them; returns what could not be removed."""
         bases = [

@@ -54,11 +54,11 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
             400,
         ),
     ),
-    # Gabesarch/grounded-rl#16
+    # linagora/openrag#128
     "vLLM, the engine's own check": (
         400,
         vllm_error(
-            "The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure that "
+            "The decoder prompt (length 15983) is longer than the maximum model length of 8192. Make sure that "
             "`max_model_len` is no smaller than the number of text tokens plus multimodal tokens."
         ),
     ),
@@ -82,6 +82,19 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
     "SGLang, the cache": (
         400,
         openai_error("Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens)."),
+    ),
+    # arbs-io/github-copilot-llm-gateway#73
+    "llama.cpp in 2026": (
+        400,
+        {
+            "error": {
+                "code": 400,
+                "message": "request (8708 tokens) exceeds the available context size (8192 tokens), try increasing it",
+                "type": "exceed_context_size_error",
+                "n_prompt_tokens": 8708,
+                "n_ctx": 8192,
+            }
+        },
     ),
     # oobabooga/textgen#7257
     "llama.cpp": (
