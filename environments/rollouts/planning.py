@@ -15,7 +15,7 @@ from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
-from agent_loop.tools import TOOLSETS, SandboxTools, ToolConfig, draw, resolve
+from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from agent_loop.tools.policy import AskCallback
 from environments.config.settings import HermesAgentEnvConfig
 from environments.errors import ConfigError
@@ -123,7 +123,12 @@ def plan_group(
         ),
         limits=config.limits.model_copy(update={"max_turns": config.max_agent_turns}),
         context=ContextPolicy(max_tokens=prompt_tokens(config, longest)),
-        budget=ResultBudget(per_result_chars=config.default_result_size_chars, per_turn_chars=config.turn_budget_chars),
+        budget=ResultBudget(
+            per_result_chars=config.default_result_size_chars,
+            per_turn_chars=config.turn_budget_chars,
+            preview_chars=config.preview_size_chars,
+            overrides=config.tool_result_overrides,
+        ),
         spec=spec,
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
@@ -138,7 +143,12 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
     """Tools of one group: the same for all its rollouts, drawn by the run's seed and the group's number."""
     if config.distribution is not None:
         available = [name for name in TOOLSETS if name != "web" or config.tools.web is not None]
-        chosen: Sequence[str] = draw(config.distribution, f"{config.seed}:{group}", available=available)
+        chosen: Sequence[str] = draw(
+            config.distribution,
+            f"{config.seed}:{group}",
+            available=available,
+            distributions={**DISTRIBUTIONS, **config.distributions},
+        )
     else:
         chosen = DEFAULT_TOOLSETS if config.enabled_toolsets is None else config.enabled_toolsets
     # A name that is both a toolset and a tool (terminal) means the toolset.
