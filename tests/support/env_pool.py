@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -51,10 +52,16 @@ class DirectorySandbox:
         self._groups.add(process.pid)
         try:
             output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-        except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
+        except (TimeoutError, asyncio.CancelledError) as ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            if isinstance(ended, asyncio.CancelledError):
+                raise
             return ExecResult(124, "", timed_out=True)
+        finally:
+            # What a child of the command holds open would else close it after the event loop has ended.
+            process._transport.close()  # type: ignore[attr-defined]
         return ExecResult(process.returncode or 0, output.decode("utf-8", "replace"))
 
     async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:

@@ -120,8 +120,8 @@ async def test_a_relay_that_is_killed_is_sandbox_lost_and_can_be_dialled_again()
 
 
 async def test_signs_of_life_keep_a_quiet_connection():
-    async with modal_host(replace(QUICK, silence_s=0.8, orphan_s=0.8)) as host, host.lease() as box:
-        assert (await box.exec("sleep 3; echo done")).output == "done\n"
+    async with modal_host(replace(QUICK, silence_s=3.0, orphan_s=3.0)) as host, host.lease() as box:
+        assert (await box.exec("sleep 7; echo done")).output == "done\n"
 
 
 async def test_an_event_loop_that_was_blocked_has_not_lost_its_relay():
