@@ -82,10 +82,6 @@ class CommandPolicy(BaseModel):
             return self.enforce == "always"
         return not isolation.startswith(ISOLATED_LEVELS)
 
-    def decides(self) -> bool:
-        """Whether there is any rule, or a default that forbids."""
-        return bool(self.rules or self.rule_sets) or self.default != "allow"
-
     def match(self, tool: str, text: str) -> tuple[Action, Rule | None]:
         """What the rules say about this text."""
         for rule in self.all_rules():
@@ -116,7 +112,7 @@ class PolicyCheck:
     ) -> None:
         """`always` is the run's memory of rules that were answered so; every rollout of the run is given the same."""
         self._policy = policy
-        self.active = policy.active(isolation) and policy.decides()
+        self.active = policy.active(isolation) and (bool(policy.all_rules()) or policy.default != "allow")
         """Whether there is anything to decide on this rollout's sandbox."""
         self._ask = ask
         self._session: set[str] = set()

@@ -66,8 +66,9 @@ class SandboxTools:
         self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
-        check = PolicyCheck(config.policy, sandbox.isolation, ask, always_allowed)
-        self._policy_check = check if check.active else None
+        policy = config.policy
+        decides = policy.rules or policy.rule_sets or policy.default != "allow"
+        self._policy_check = PolicyCheck(policy, sandbox.isolation, ask, always_allowed) if decides else None
         self._ctx = CallContext(
             sandbox=sandbox,
             config=config,
