@@ -112,4 +112,4 @@ def test_the_tables_show_scores_errors_and_losses() -> None:
 def test_a_clean_run_says_that_nothing_was_lost() -> None:
     out = io.StringIO()
     print_summary(summarize([make_record(), make_record(sample=1)]), Console(file=out, width=160))
-    assert "Nothing was lost" in out.getvalue()
+    assert "No rollout was lost" in out.getvalue()
