@@ -5,12 +5,15 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v) 2
 BIN := .venv/bin
 PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
 INSTALLED := .venv/.installed
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help demo test test-slow learn-check lint format bench helpers nomad vllm hints clean
+.PHONY: help demo test test-random test-user test-slow learn-check lint format bench helpers nomad vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
 	@echo "make test    run the test suite"
+	@echo "make test-random   the same in random order; repeat one with SEED=its number"
+	@echo "make test-user   as root: what differs for an ordinary user, run as one"
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
@@ -39,7 +42,13 @@ demo: $(INSTALLED) hints
 	$(BIN)/hermes-rl demo
 
 test: $(INSTALLED) hints
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest $(PARALLEL)
+
+test-random: $(INSTALLED) hints
+	$(BIN)/pytest $(PARALLEL) -p randomly $(if $(SEED),--randomly-seed=$(SEED))
+
+test-user:
+	bash tests/support/as_ordinary_user.sh
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800

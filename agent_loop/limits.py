@@ -16,7 +16,9 @@ While the model samples:
 After the model answered:
 
 7. finish reason `length`    -> `max_sampled_tokens` when the rollout's budget made the cut, else `length`
-8. no calls                  -> `finished` (markup that could not be read is a call with an error, answered like one)
+8. no calls                  -> `finished` (markup that could not be read is a call with an error, answered like one).
+   While a process runs that was started with notify_on_complete, its end is waited for first, until the deadline of the
+   turn or `tool_timeout_s`, and the model gets another turn to hear of it
 9. calls beyond `max_tool_calls` are answered "not run", those within it run -> `max_tool_calls`
 
 While tools run:

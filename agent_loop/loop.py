@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from agent_loop.records.record import AgentResult, TurnRecord
 from agent_loop.turn.calls import CallPlanner, ToolTurns, earliest
 from agent_loop.turn.messages import CallIds, assistant_message, settle
 from agent_loop.turn.runtime import HandlerRuntime, ToolHandler, ToolRuntime
-from sandbox_pool.errors import SandboxError
+from sandbox_pool.errors import SandboxDestroyed, SandboxError
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class RolloutConfig:
     context: ContextPolicy = field(default_factory=ContextPolicy)
     budget: ResultBudget = field(default_factory=ResultBudget)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    on_activity: Callable[[str], None] = lambda what: None
 
 
 class Rollout:
@@ -99,6 +100,7 @@ class Rollout:
         deadline = earliest(self._deadline, None if allowed is None else self._clock() + allowed)
         self._extend(self._config.runtime.pending_notices())
         record = TurnRecord(self.turns_begun, 0.0)
+        self._config.on_activity(f"turn {self.turns_begun}: the model samples")
         started = self._clock()
         try:
             async with asyncio.timeout_at(deadline) as timer:
@@ -144,6 +146,7 @@ class Rollout:
 
     def _keep(self, turn: ModelTurn, record: TurnRecord) -> None:
         message = assistant_message(turn)
+        record.message = len(self.messages)
         self.messages.append(message)
         self._window.sampled(turn, message)
         self.reasoning.append(turn.reasoning)
@@ -167,11 +170,24 @@ class Rollout:
             spent = budget is not None and self._sampled_tokens >= budget
             return Outcome.MAX_SAMPLED_TOKENS if spent else Outcome.LENGTH
         if not turn.calls:
-            return Outcome.FINISHED
+            return None if await self._notice_to_come(deadline) else Outcome.FINISHED
         return await self._run_tools(turn, record, deadline)
+
+    async def _notice_to_come(self, deadline: float | None) -> bool:
+        """Whether the model, which has answered, gets another turn: a process that it wants to hear of still ran."""
+        if self._before_turn() is not None:
+            return False
+        allowed = self._limits.tool_timeout_s
+        until = earliest(deadline, None if allowed is None else self._clock() + allowed)
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._config.runtime.wait_for_notice()
+        except TimeoutError:
+            return False
 
     async def _run_tools(self, turn: ModelTurn, record: TurnRecord, deadline: float | None) -> Outcome | None:
         started = self._clock()
+        self._config.on_activity(f"turn {self.turns_begun}: running {', '.join(call.name[:64] for call in turn.calls)}")
         results: list[Message] = []
         try:
             outcome = await self.tools.run(turn, record, deadline, results)
@@ -239,11 +255,13 @@ class HermesAgentLoop:
         retry: RetryPolicy | None = None,
         context: ContextPolicy | None = None,
         context_strategies: Sequence[Strategy] = (),
+        on_activity: Callable[[str], None] | None = None,
     ) -> None:
         """`sampling`, `limits` and `context` hold several values at once; giving a value both ways is an error.
 
         `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
-        the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together.
+        the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together;
+        `on_activity` is told each turn and each round of calls, for whoever watches that something happens.
         """
         _said_once("limits", limits, max_turns=max_turns != 30)
         _said_once("context", context, max_context_tokens=max_context_tokens is not None)
@@ -266,6 +284,7 @@ class HermesAgentLoop:
             context=replace(context, strategies=tuple(context_strategies)) if context_strategies else context,
             budget=budget_config or ResultBudget(),
             retry=retry or RetryPolicy(),
+            on_activity=on_activity or (lambda what: None),
         )
         self._running: set[asyncio.Task[Any]] = set()
         self._cancelled: set[asyncio.Task[Any]] = set()
@@ -302,6 +321,8 @@ class HermesAgentLoop:
         except ModelError as error:
             log.warning("rollout %s ended: %s", self.task_id, error)
             return Outcome.API_ERROR, str(error)
+        except SandboxDestroyed as error:
+            return Outcome.AGENT_FAULT, f"{type(error).__name__}: {error}"
         except SandboxError as error:
             return Outcome.SANDBOX_LOST, f"{type(error).__name__}: {error}"
         except asyncio.CancelledError:

@@ -23,6 +23,9 @@ class Outcome(StrEnum):
     """A turn was cut off by its own token limit."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The conversation no longer fits `max_context_tokens`, however much of it is shortened or dropped."""
+    AGENT_FAULT = "agent_fault"
+    """The agent destroyed its own workspace or slot. It counts as a failure, with a score of 0: were it left out of
+    training, destroying would be a way out of a failing rollout."""
     DEADLINE = "deadline"
     API_ERROR = "api_error"
     SANDBOX_LOST = "sandbox_lost"

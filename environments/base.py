@@ -12,7 +12,7 @@ import asyncio
 import logging
 import uuid
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
 from agent_loop.records.record import AgentResult, RolloutRecord
+from agent_loop.tools.policy import Answer
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
@@ -30,7 +31,7 @@ from environments.atropos.servers import AtroposServerBackend
 from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.group import GroupResult, RolloutStats, prepared, run_members
+from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
 from environments.rollouts.planning import (
     RolloutJob,
     choose_tools,
@@ -40,9 +41,9 @@ from environments.rollouts.planning import (
     plan_group,
     seed_of,
 )
-from environments.rollouts.rollout import RolloutRunner, Score
+from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
 from environments.runs.store import append_bytes
-from environments.sandboxes import Pool, Sandbox
+from environments.sandboxes import Pool, Sandbox, drop_if_there
 from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
@@ -98,7 +99,11 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._stack = AsyncExitStack()
         self._packer = Packer(config.group_size, config.segments, config.advantages)
         self._packing = asyncio.Lock()
+        self._reward_faults = RewardFaults()
+        self._failed_items = 0
         self._groups = 0
+        self.always_allowed: set[str] = set()
+        """Rules of `tools.policy` that `allow_command` answered with "always"."""
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
         self._model_context: int | None = None
@@ -133,7 +138,11 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     @abstractmethod
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> float | Verdict | Score:
-        """Score what the agent left behind. An exception loses the rollout; it is never taken for a score."""
+        """Score what the agent left behind.
+
+        A file that is missing, or a check that takes too long, is the agent's fault when you do not handle it: 0.
+        Any other exception is an error of this code (`reward_error`); it is never taken for a score.
+        """
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Run the evaluation items and log their summary; called every `steps_per_eval` steps while serving."""
@@ -147,6 +156,21 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def prepare(self, item: Any, ctx: SandboxContext) -> None:
         """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
+
+    async def start(self, item: Any, ctx: SandboxContext) -> None:
+        """Start services and daemons; runs in the slot of each rollout, before its agent."""
+
+    def files(self, item: Any) -> Mapping[str, bytes | str]:
+        """Files of the workspace, by path, written before `prepare`; the item's own `files` when that is a mapping."""
+        found = item_field(item, "files")
+        return found if isinstance(found, Mapping) else {}
+
+    async def allow_command(self, tool: str, text: str, reason: str) -> Answer | bool:
+        """Answer what a rule of `tools.policy` asks about: "once", "session" (this rollout), "always" or "deny"."""
+        return "deny"
+
+    def activity(self, rollout_id: str, what: str) -> None:
+        """Told what a rollout does: each turn, each round of calls, and every ten seconds of a long command."""
 
     def solution(self, item: Any) -> Sequence[str]:
         """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
@@ -256,7 +280,14 @@ class HermesAgentBaseEnv(AtroposEnv):
         """
         series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
         result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
-        runner = RolloutRunner(self._opened_pool(), self._opened_model(), self._rewards, self.compute_reward)
+        runner = RolloutRunner(
+            self._opened_pool(),
+            self._opened_model(),
+            self._rewards,
+            self.compute_reward,
+            self._reward_faults,
+            None if type(self).start is HermesAgentBaseEnv.start else self.start,
+        )
 
         async def run(snapshot: str | None) -> None:
             job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot)
@@ -274,7 +305,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
             await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
 
-        if type(self).prepare is HermesAgentBaseEnv.prepare:
+        if type(self).prepare is HermesAgentBaseEnv.prepare and not self.files(item):
             await run(None)
         else:
             await self._run_prepared(item, result, run)
@@ -297,10 +328,45 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def _run_prepared(self, item: Any, result: GroupResult, run: Callable[[str | None], Awaitable[None]]) -> None:
         async def prepare(sandbox: Sandbox) -> None:
-            await self.prepare(item, SandboxContext(sandbox))
+            ctx = SandboxContext(sandbox)
+            for path, data in self.files(item).items():
+                await ctx.write_file(path, data)
+            await self.prepare(item, ctx)
 
-        async with prepared(self._opened_pool(), f"{result.group_id}/prepare", self.spec(item), prepare) as snapshot:
+        name = f"{result.group_id}/prepare"
+        try:
+            snapshot = await prepared(self._opened_pool(), name, self.spec(item), prepare, self.config.rollout_tries)
+        except Exception as error:  # whatever prepare raises: this item is lost, and the run goes on
+            log.exception("item %s could not be prepared", result.item_id)
+            self._lose_item(item, result, f"{type(error).__name__}: {error}")
+            return
+        try:
             await run(snapshot)
+        finally:
+            await drop_if_there(self._opened_pool(), snapshot)
+
+    def _lose_item(self, item: Any, result: GroupResult, why: str) -> None:
+        result.lost.append(
+            RolloutRecord(
+                rollout_id=f"{result.group_id}/prepare",
+                group_id=result.group_id,
+                environment=self.name or type(self).__name__,
+                item_id=result.item_id,
+                category=self.category(item),
+                policy=self.policy_name,
+                outcome=PREPARE_ERROR,
+                error=why,
+                trainable=False,
+                messages=[],
+            )
+        )
+        self._failed_items += 1
+        most = self.config.max_failed_items
+        if most is not None and self._failed_items > most:
+            raise ConfigError(
+                f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
+                f"one is {result.item_id}: {why}"
+            )
 
     def _seed(self, group: str, member: int, attempt_number: int) -> int | None:
         """Members of a group have seeds that follow each other, so that a server may sample them as one request."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.client.trees import TreeLimits
+from sandbox_pool.errors import SandboxError
 from sandbox_pool.spec import SandboxSpec
 
-__all__ = ["Pool", "Sandbox"]
+__all__ = ["Pool", "Sandbox", "drop_if_there"]
+
+log = logging.getLogger(__name__)
 
 
 class Pool(Protocol):
@@ -29,5 +35,16 @@ class Pool(Protocol):
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A slot that starts with the files of a snapshot."""
 
+    async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
+        """Copy the working directory out of a snapshot that was taken of it alone."""
+
     async def drop_snapshot(self, snapshot: str) -> None:
         """Free a snapshot."""
+
+
+async def drop_if_there(pool: Pool, snapshot: str) -> None:
+    """Free a snapshot that may have gone with its host: nothing is lost by that."""
+    try:
+        await pool.drop_snapshot(snapshot)
+    except SandboxError as error:
+        log.debug("snapshot %s was gone already: %s", snapshot, error)

@@ -5,7 +5,6 @@ python examples/code_with_tests.py process --env.total_steps 3 --env.group_size 
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
@@ -32,12 +31,6 @@ TASKS: list[Item] = [
         "cases": [(["aabbb"], 2), (["abc"], 3), ([""], 0)],
     },
 ]
-ASK = """
-import json, runpy, sys
-name, calls = json.load(sys.stdin)
-function = runpy.run_path("solution.py")[name]
-print(); print(json.dumps([function(*arguments) for arguments in calls]))
-"""
 
 
 class CodeEnv(HermesAgentBaseEnv):
@@ -55,14 +48,14 @@ class CodeEnv(HermesAgentBaseEnv):
 
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> Verdict:
         """Asks the code for its answers and compares them here: the expected values never enter the sandbox."""
-        question = json.dumps([item["id"], [arguments for arguments, _ in item["cases"]]])
-        done = await ctx.exec(f"printf %s {shlex.quote(question)} | python3 -I -c {shlex.quote(ASK)}", timeout_s=20)
-        try:
-            answers = json.loads(done.output.splitlines()[-1])
-        except (ValueError, IndexError):
-            return Verdict.of(["the function gave no answers"])
-        wrong = [case for case, answer in zip(item["cases"], answers, strict=False) if case[1] != answer]
-        return Verdict.of([f"{item['id']}{tuple(arguments)} is not {value!r}" for arguments, value in wrong])
+        answers = await ctx.ask_python("solution.py", [(item["id"], arguments) for arguments, _ in item["cases"]])
+        return Verdict.of(
+            [
+                f"{item['id']}{tuple(arguments)} is not {value!r} but {answer.raises or answer.returned!r}"
+                for (arguments, value), answer in zip(item["cases"], answers, strict=True)
+                if answer.raises or answer.returned != value
+            ]
+        )
 
     def solution(self, item: Item) -> list[str]:
         return [f"printf %s {shlex.quote(item['code'])} > solution.py"]

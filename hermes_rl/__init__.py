@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from environments.models import open_model
     from environments.runs.batch import evaluate_run, process_run
     from environments.scoring.contexts import SandboxContext, ToolContext
-    from environments.scoring.verification import Verdict
+    from environments.scoring.verification import CheckTimeout, Verdict
     from sandbox_pool import (
         AcquireTimeout,
         ExecResult,
@@ -69,6 +69,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AcquireTimeout",
     "AgentResult",
+    "CheckTimeout",
     "ConfigError",
     "ContextPolicy",
     "ExecResult",
@@ -128,7 +129,7 @@ _HOMES = {
     "environments.models": "open_model",
     "environments.runs.batch": "evaluate_run process_run",
     "environments.scoring.contexts": "SandboxContext ToolContext",
-    "environments.scoring.verification": "Verdict",
+    "environments.scoring.verification": "CheckTimeout Verdict",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable PoolClosed PoolConfig "
     "ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool StaleLease",
     "tool_parsers": "get_parser",

@@ -19,11 +19,13 @@ from sandbox_pool.errors import (
     IsolationUnavailable,
     PoolClosed,
     ProtocolError,
+    SandboxDestroyed,
     SandboxError,
     SandboxFileError,
     SandboxLost,
     ScratchFull,
     StaleLease,
+    StateError,
 )
 from sandbox_pool.results import ExecResult, FileStat, LogChunk, Truncation
 
@@ -55,6 +57,7 @@ __all__ = [
     "PoolConfig",
     "ProtocolError",
     "Sandbox",
+    "SandboxDestroyed",
     "SandboxError",
     "SandboxFileError",
     "SandboxLost",
@@ -62,6 +65,7 @@ __all__ = [
     "ScratchFull",
     "SlotPool",
     "StaleLease",
+    "StateError",
     "Truncation",
 ]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sandbox_pool.errors import IsolationUnavailable
+from sandbox_pool.errors import IsolationUnavailable, StateError
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -129,4 +129,7 @@ class PoolConfig(BaseModel):
 def default_state_dir() -> Path:
     """`$XDG_STATE_HOME/hermes-rl`, or its standard place below the home directory."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "hermes-rl"
+    try:
+        return (Path(base).absolute() if base else Path.home() / ".local" / "state") / "hermes-rl"
+    except RuntimeError as error:
+        raise StateError("this user has no home directory: set `state_dir` or XDG_STATE_HOME") from error

@@ -1,15 +1,19 @@
-"""Every way in which the pool can fail a task. All of them are infrastructure: none is ever an exit code or a score.
+"""Every way in which the pool can fail a task. None is ever an exit code; all but one are infrastructure.
 
 SandboxError
   + AcquireTimeout          no slot became free in time
   + SandboxLost             the slot or its host is gone
     + StaleLease            the slot was taken back
+  + SandboxDestroyed        what ran in the slot destroyed it: the agent's doing, not infrastructure
   + SandboxFileError        a file call was refused (also an OSError)
   + IsolationUnavailable    less isolation than `min_isolation`
   + HostStartFailed         no slot server could be started
+    + PlaceUnreachable      the place was never reached: nothing can exist there
   + ScratchFull             no scratch space left
   + ProtocolError           client and server do not understand each other
   + PoolClosed              the pool is shutting down
+  + StateError              the state directory, journal or scratch space cannot be used as it is set
+    + JournalDamaged        the journal cannot be read and has to be rebuilt
   + NomadError              (providers/nomad) Nomad refused or did not answer
   + ModalFault              (providers/modal) Modal refused
     + ModalMissing          it does not have what was asked for
@@ -43,12 +47,20 @@ class StaleLease(SandboxLost):
     """The slot was taken back and leased again: the epoch of this lease is over."""
 
 
+class SandboxDestroyed(SandboxError):
+    """What ran in the slot destroyed it, by the word of the kernel: memory filled until its init was killed."""
+
+
 class IsolationUnavailable(SandboxError):
     """This place cannot isolate slots as well as `min_isolation` demands."""
 
 
 class HostStartFailed(SandboxError):
     """A provider could not start a slot server."""
+
+
+class PlaceUnreachable(HostStartFailed):
+    """The request to create a host never got to its place, or was refused there: nothing exists under its name."""
 
 
 class ScratchFull(SandboxError):
@@ -61,6 +73,14 @@ class ProtocolError(SandboxError):
 
 class PoolClosed(SandboxError):
     """The pool is shutting down."""
+
+
+class StateError(SandboxError):
+    """The state directory, the journal or the scratch space cannot be used; the message says what would help."""
+
+
+class JournalDamaged(StateError):
+    """The journal cannot be read; `hermes-rl pool gc --rebuild` sets it aside and starts a new one."""
 
 
 class SandboxFileError(SandboxError, OSError):

@@ -6,6 +6,7 @@ content or trailing text (structure markers aside).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from tool_parsers.readers.tagged import Tagged
 from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Malformed, Parsed, Reading, Scan, Segment, Start, ToolCall
 from tool_parsers.text import Text
+
+_EMPTY_CALL = re.compile(r"<[^<>\s]{1,64}>\s*+<[^<>\s]{1,64}>\s*+")
 
 
 @dataclass
@@ -35,10 +38,10 @@ class _Turn:
         (self.after if self.calls else self.before).append(text)
 
     def add(self, reading: Reading, raw: str, start: int) -> None:
-        """Take a reading; what has no readable name stays visible as text."""
+        """Take a reading; what has no readable name stays visible as text, unless it is a pair of markers."""
         if reading.calls:
             self.written.append(raw[start : reading.end])
-        else:
+        elif not _EMPTY_CALL.fullmatch(raw, start, reading.end):
             self.add_text(raw[start : reading.end])
         self.calls.extend(reading.calls)
         self.errors.extend(reading.errors)
@@ -78,7 +81,8 @@ class Engine:
         if segment.kind == "reasoning":
             self.turn.reasoning.append(raw[segment.start : segment.end])
         elif segment.kind == "content":
-            self.turn.add_text(raw[segment.start : segment.end])
+            told = any(part.strip() for part in (*self.turn.before[-1:], *self.turn.after[-1:]))
+            self.turn.add_text((self.form.between if told else "") + raw[segment.start : segment.end])
         elif segment.kind == "call":
             self.turn.add(self._named_call(segment), raw, segment.opened)
         else:
@@ -97,7 +101,8 @@ class Engine:
         place = self.text.skip_blanks(0)
         if self.start == "reasoning" and self.form.reasoning is not None:
             opener = next((o for o in self.form.reasoning.openers if self.text.at(o, place)), "")
-            place = self._think(place + len(opener) if opener else 0)
+            if not any(self.text.at(marker, place) for marker in self.form.reasoning.skipped_by):
+                place = self._think(place + len(opener) if opener else 0)
         else:
             place = 0
         self._calls(place, self.text.length, thinking=self.form.reasoning is not None)

@@ -36,6 +36,7 @@ _SIMPLE = {
 }
 _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _AFTER_VALUE = re.compile(r"\s*+(?:[,)\]}:]|\Z)")
+_NEXT_KEYWORD = re.compile(r",\s*+(?:[A-Za-z_][\w.\-]{0,255}+\s{0,20}+[=:]|[)\]]|\Z)")
 _MAX_DEPTH = 60
 _MAX_INNER_QUOTES = 16
 """A bound on guessing: keeps a run of unclosed strings linear."""
@@ -73,6 +74,10 @@ class PythonReader:
     place: int
     end: int
     repairs: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    """The closing brackets still to come, innermost last."""
+    in_call: bool = False
+    """Whether the outermost of them closes a call, where only keywords follow a comma."""
 
     def peek(self) -> str:
         """The next non-blank character ('' at the end)."""
@@ -98,6 +103,8 @@ class PythonReader:
     def keywords(self) -> dict[str, Any]:
         """Take `(key=value, ...)`."""
         self.take("(")
+        self.open.append(")")
+        self.in_call = True
         arguments: dict[str, Any] = {}
         while self.peek() != ")":
             if self._simple_keywords(arguments):
@@ -113,8 +120,12 @@ class PythonReader:
                 self.place += 1
             elif self.peek() != ")":
                 raise self._fault("expected ',' or ')'")
-        self.place += 1
+        self._close()
         return arguments
+
+    def _close(self) -> None:
+        self.place += 1
+        self.open.pop()
 
     def _simple_keywords(self, arguments: dict[str, Any]) -> bool:
         """Take the plain keywords that come next; whether there were any."""
@@ -138,6 +149,10 @@ class PythonReader:
 
     def _list(self, closer: str, depth: int) -> list[Any]:
         self.place += 1
+        self.open.append(closer)
+        return self._items(closer, depth)
+
+    def _items(self, closer: str, depth: int) -> list[Any]:
         items: list[Any] = []
         while self.peek() != closer:
             items.append(self.value(depth + 1))
@@ -145,21 +160,26 @@ class PythonReader:
                 self.place += 1
             elif self.peek() != closer:
                 raise self._fault(f"expected ',' or {closer!r}")
-        self.place += 1
+        self._close()
         return items
 
-    def _dict(self, depth: int) -> dict[str, Any]:
+    def _dict(self, depth: int) -> dict[str, Any] | list[Any]:
+        """Take a dict, or a set as a list: JSON has no sets."""
         self.place += 1
+        self.open.append("}")
         items: dict[str, Any] = {}
         while self.peek() != "}":
             key = self.value(depth + 1)
+            if not items and self.peek() in (",", "}"):
+                self.place += self.raw[self.place] == ","
+                return [key, *self._items("}", depth)]
             self.take(":")
             items[key if isinstance(key, str) else str(key)] = self.value(depth + 1)
             if self.peek() == ",":
                 self.place += 1
             elif self.peek() != "}":
                 raise self._fault("expected ',' or '}'")
-        self.place += 1
+        self._close()
         return items
 
     def _scalar(self) -> Any:
@@ -197,14 +217,8 @@ class PythonReader:
         triple = match.group().startswith(quote * 3) and len(match.group()) >= 6
         size = 3 if triple else 1
         begin, end = self.place + size, match.end() - size
-        inner = 0
-        while not triple and not _AFTER_VALUE.match(self.raw, end + 1, self.end):
-            inner += 1
-            following = self.raw.find(quote, end + 1, self.end)
-            if following < 0 or inner > _MAX_INNER_QUOTES:
-                raise PythonFault("a string has no end", self.place, cut=True)
-            end = following
-            self.repairs.append("inner_quotes")
+        if not triple:
+            end = self._end_of_string(quote, end)
         self.place = end + size
         body = self.raw[begin:end]
         if not triple and "\n" in body:
@@ -212,6 +226,39 @@ class PythonReader:
         if prefix is not None and "r" in prefix.group().lower():
             return body
         return _ESCAPE.sub(_unescaped, body) if "\\" in body else body
+
+    def _end_of_string(self, quote: str, first: int) -> int:
+        """The quote that ends a string which may quote others unescaped: the one with the right brackets after it."""
+        end, plausible = first, -1
+        for inner in range(_MAX_INNER_QUOTES + 1):
+            if _AFTER_VALUE.match(self.raw, end + 1, self.end):
+                plausible = end if plausible < 0 else plausible
+                if self._brackets_close(end + 1):
+                    plausible = end
+                    break
+            end = self.raw.find(quote, end + 1, self.end) if inner < _MAX_INNER_QUOTES else -1
+            if end < 0:
+                break
+        if plausible < 0:
+            raise PythonFault("a string has no end", self.place, cut=True)
+        if plausible > first:
+            self.repairs.append("inner_quotes")
+        return plausible
+
+    def _brackets_close(self, place: int) -> bool:
+        """Whether the closing brackets from here on are those still open; the list around calls has one more."""
+        for level, expected in enumerate((*reversed(self.open), "]"), 1):
+            match = _BLANK.match(self.raw, place, self.end)
+            place = match.end() if match else place
+            following = self.raw[place : place + 1] if place < self.end else ""
+            if following == "," and self.in_call and level == len(self.open):
+                return _NEXT_KEYWORD.match(self.raw, place, self.end) is not None
+            if not following or following not in ")]}":
+                return following not in ("'", '"')
+            if following != expected:
+                return False
+            place += 1
+        return True
 
     def _fault(self, message: str) -> PythonFault:
         return PythonFault(message, self.place, self.peek() == "")

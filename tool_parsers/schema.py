@@ -99,6 +99,18 @@ def properties_of(schema: Any) -> Mapping[str, Any]:
     return {}
 
 
+def sole_parameter(schema: Mapping[str, Any] | None) -> str | None:
+    """The parameter that a bare value can only be meant for, or None when the schema leaves a choice."""
+    properties = properties_of(schema)
+    for usual in ("command", "input"):
+        if usual in properties:
+            return usual
+    required = schema.get("required") if schema else None
+    if isinstance(required, list) and len(required) == 1 and isinstance(required[0], str):
+        return required[0]
+    return next(iter(properties)) if len(properties) == 1 else None
+
+
 def items_of(schema: Any) -> Any:
     """The element schema of an array schema, looking into unions too."""
     if not isinstance(schema, Mapping):
@@ -126,7 +138,8 @@ def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
         for branch in _branches(schema, key):
             found |= types_of(branch, depth + 1)
     found = found or _implied_types(schema)
-    return frozenset(found | {"null"} if schema.get("nullable") is True else found)
+    takes_null = schema.get("nullable") is True or schema.get("default", "") is None
+    return frozenset(found | {"null"} if found and takes_null else found)
 
 
 def _stated_types(schema: Mapping[str, Any]) -> set[str]:
@@ -151,7 +164,7 @@ def typed(text: str, schema: Any, untyped: Callable[[str], Any] | None = None) -
     if not allowed:
         return untyped(text) if untyped else text
     bare = text.strip()
-    if bare == "null" and "string" not in allowed:
+    if bare in ("null", "None") and "string" not in allowed:
         return None
     for kind, read in _READERS:
         if kind in allowed:

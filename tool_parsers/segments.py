@@ -24,17 +24,17 @@ MAX_MESSAGES = 2000
 
 def harmony(text: Text, start: Start | None) -> list[Segment]:
     """OpenAI's harmony: headers with channel and recipient; analysis is thinking, functions are calls."""
-    return list(_harmony(text))
+    return list(_harmony(text, start))
 
 
-def _harmony(text: Text) -> Iterator[Segment]:
+def _harmony(text: Text, start: Start | None) -> Iterator[Segment]:
     place = 0
     lead = _HEADER_START.match(text.raw)
     first = text.search(_HARMONY, 0)
     if first is None or lead is None or lead.end() != first.start():
         end = first.start() if first else text.length
-        yield Segment("content", 0, end)
-        place = end
+        yield Segment("reasoning" if start == "reasoning" else "content", 0, end)
+        place = _after_end_mark(text, end)
     for _ in range(MAX_MESSAGES):
         if place >= text.length:
             return
@@ -69,20 +69,27 @@ def _harmony_headerless(text: Text, opened: int, end: int) -> Segment:
     brace = header.find("{")
     if brace >= 0 and _RECIPIENT.search(header[:brace]):
         return _harmony_body(text, opened, opened + brace, opened + brace)
-    if _CHANNEL.search(header) or header.startswith("<|"):
+    channel = _CHANNEL.search(header)
+    if channel is not None and channel.group(1) in ("final", "commentary"):
+        return Segment("content", opened + channel.end(), end)
+    if channel is not None or header.startswith("<|"):
         return Segment("reasoning", end, end)
     return Segment("content", opened, end)
 
 
 def _harmony_body(text: Text, opened: int, header_end: int, body: int) -> Segment:
     header = text.raw[opened:header_end][-2048:]
-    recipients = [name for name in _RECIPIENT.findall(header) if name not in ("assistant", "user", "all")]
+    addressed = _RECIPIENT.findall(header)
+    recipients = [name for name in addressed if name not in ("assistant", "user", "all")]
     channels = _CHANNEL.findall(header)
     if recipients:
         end, closed = _json_message_end(text, body, _HARMONY)
         name = recipients[-1].removeprefix("functions.")
         return Segment("call", body, end, name, opened, closed)
     end, _ = _message_end(text, body, _HARMONY)
+    if "assistant" in addressed and channels[-1:] == ["commentary"]:
+        # A note of the model to itself: no call, and nothing the user was told.
+        return Segment("reasoning", end, end)
     kind = channels[-1] if channels else "final"
     return Segment("reasoning" if kind == "analysis" else "content", body, end)
 

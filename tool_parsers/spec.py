@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from tool_parsers.schema import Tools
+from tool_parsers.schema import Tools, sole_parameter
 from tool_parsers.text import Text
 
 
@@ -87,6 +87,8 @@ class Reasoning:
     """Whether a closer without opener means that the prompt had opened the block."""
     transparent: bool = False
     """Whether calls inside closed thinking count too."""
+    skipped_by: tuple[str, ...] = ()
+    """Markers that, as the first thing in the text, say that the thinking the prompt opened stays empty."""
 
 
 THINK = Reasoning()
@@ -144,6 +146,8 @@ class Format:
     """Whether text after the calls belongs to the content."""
     segments: Callable[[Text, Start | None], list[Segment]] | None = None
     """For message-structured formats: how to cut the text into segments."""
+    between: str = ""
+    """What separates the messages of a message-structured format in the content."""
     clean: Callable[[str], str] | None = None
     """Last touch on content and reasoning (citations, for instance)."""
     adapt: Callable[[Text], Format] | None = None
@@ -184,6 +188,8 @@ class Scan:
     ) -> ToolCall:
         """Record one call, applying strictness and the checks every call shares."""
         name = name.strip()
+        if error is None and isinstance(arguments, str) and (key := sole_parameter(self.tools.parameters.get(name))):
+            arguments, repaired = {key: arguments}, (*repaired, "plain_string")
         if error is None and not isinstance(arguments, dict):
             error = f"The arguments of `{name}` must be one JSON object."
         if error is None and not name:

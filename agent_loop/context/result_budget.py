@@ -7,6 +7,7 @@ A result that was valid JSON stays valid JSON.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ HEAD_SHARE = 0.4
 MAX_PARSED_CHARS = 2_000_000
 """Longer texts are not parsed: that would stall every other rollout on the event loop."""
 
+PAGED_TOOL = "read_file"
+"""Its file is there to be read on: no whole is stored, and no page is ever cut in its middle."""
+
 Store = Callable[[str], Awaitable[str | None]]
 
 
@@ -44,6 +48,39 @@ def shorten(text: str, limit_chars: int, path: str | None = None) -> str:
     except (ValueError, RecursionError):
         return _plain(text, limit, path)
     return _json(data, text, limit, path)
+
+
+def shorten_result(name: str, text: str, limit_chars: int, path: str | None = None) -> str:
+    """A tool's result within the limit. A page of a file keeps whole lines and says where to read on."""
+    page = _shorter_page(text, max(limit_chars, MIN_CHARS)) if name == PAGED_TOOL else None
+    return page or shorten(text, limit_chars, path)
+
+
+def _shorter_page(text: str, limit: int) -> str | None:
+    """The page with as many lines as fit; None when the text is not a page, or not one line fits."""
+    data = _page(text)
+    if data is None:
+        return None
+    lines = data["content"].split("\n")
+    first = int(lines[0].partition("|")[0])
+
+    def render(count: int) -> str:
+        following = first + count
+        said = f"Lines {following} to {data['total_lines']} follow: read on with offset={following}."
+        more = {"truncated": True, "next_offset": following, "hint": said}
+        return _dumps({**data, "content": "\n".join(lines[:count]), **more})
+
+    count = bisect.bisect_right(range(1, len(lines)), limit, key=lambda count: len(render(count)))
+    return render(count) if count else None
+
+
+def _page(text: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_page = isinstance(data, dict) and {"content", "total_lines", "truncated"} <= data.keys()
+    return data if is_page and data["content"][:1].isdigit() else None
 
 
 def _note(omitted: int, total: int, path: str | None) -> str:
@@ -177,8 +214,11 @@ async def apply_budget(calls: Sequence[ToolCallRecord], budget: ResultBudget, st
 
 
 async def _shorten_call(call: ToolCallRecord, whole: str, limit: int, store: Store) -> None:
-    call.stored_path = call.stored_path or await _stored(whole, store)
-    call.text = shorten(whole, limit, call.stored_path)
+    shorter = _shorter_page(whole, max(limit, MIN_CHARS)) if call.name == PAGED_TOOL else None
+    if shorter is None:
+        call.stored_path = call.stored_path or await _stored(whole, store)
+        shorter = shorten(whole, limit, call.stored_path)
+    call.text = shorter
 
 
 async def _stored(text: str, store: Store) -> str | None:

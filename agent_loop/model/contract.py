@@ -103,6 +103,15 @@ class ModelServer(Protocol):
         """Length of a prompt of these messages, or None without a tokenizer."""
 
 
+@dataclass(frozen=True)
+class WeightsSpan:
+    """Sampled tokens `[start, end)` of one call and the weights that sampled them."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass
 class Segment:
     """A prefix-stable stretch of one rollout, ready for a trainer. All three lists have the same length."""

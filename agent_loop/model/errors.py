@@ -57,9 +57,9 @@ async def with_retries(
 
 NOT_NOW = frozenset({408, 409, 425, 429})
 """4xx codes that ask for another try: timeout, conflict (a lock, as OpenAI uses it), too early, rate limit."""
-PAYLOAD_TOO_LARGE = 413
 MAY_MEAN_TOO_LONG = frozenset({400, 413, 422, 500})
-"""Codes that come with a prompt beyond the context. 500: llama.cpp up to September 2025, and gateways."""
+"""Codes that come with a prompt beyond the context, when the body says so. 413 alone is a limit on bytes, most often a
+proxy's, and says nothing of the model. 500: llama.cpp up to September 2025, and gateways."""
 READ_CHARS = 2000
 """Of a body. Some servers repeat the whole prompt after their message, and a prompt may say anything."""
 
@@ -86,7 +86,7 @@ _TOO_LONG = re.compile(
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None, *, where: str = "") -> ModelError:
     """The one decision over an HTTP error: shall it be tried again, was the prompt too long, or was it refused?"""
     said = f"{where}: HTTP {status}: {text[:500]}" if where else text[:READ_CHARS]
-    if status == PAYLOAD_TOO_LARGE or (status in MAY_MEAN_TOO_LONG and _TOO_LONG.search(text[:READ_CHARS])):
+    if status in MAY_MEAN_TOO_LONG and _TOO_LONG.search(text[:READ_CHARS]):
         return ContextTooLong(said)
     if status in NOT_NOW or status >= 500:
         later = ModelUnavailable(said)

@@ -117,6 +117,8 @@ class RecordedConversation:
             finish_reason=generation.finish_reason,
             duration_s=duration_s,
             weights_version=generation.weights_version,
+            weights_spans=generation.weights_spans,
+            temperature=sampling.extra_body.get("temperature", sampling.temperature),
         )
         return self._take_turn(generation, prompt)
 

@@ -15,7 +15,7 @@ from random import Random
 from agent_loop.model.backends.backend import Scorer, TokenBackend
 from agent_loop.model.contract import ModelRefused, Sampling
 from agent_loop.model.tokens.ledger import MASKED
-from agent_loop.records.record import RolloutRecord
+from agent_loop.records.record import RolloutRecord, SampledCall
 
 TIGHT = 0.02
 """Largest difference on unquantized weights with attention in 32 bits (F16 differed by at most 0.009)."""
@@ -113,8 +113,8 @@ async def confirm(
     if not isinstance(backend, Scorer):
         raise ModelRefused("this kind of server cannot give logprobs of given tokens")
     if tolerance is None:
-        prompts = [c.prompt_ids for _, record in records for c in record.sampled_calls[:1]]
-        allowed = await measure_floor(backend, Random(seed).sample(prompts, min(FLOOR_PROMPTS, len(prompts))))
+        calls = [c for _, record in records for c in record.sampled_calls[:1]]
+        allowed = await measure_floor(backend, Random(seed).sample(calls, min(FLOOR_PROMPTS, len(calls))))
     else:
         allowed = Tolerance(tolerance, tolerance, "given")
     places = choose_places(records, positions, seed)
@@ -141,13 +141,18 @@ async def _ask_again(
     return [difference for group in asked for difference in group]
 
 
-async def measure_floor(backend: TokenBackend, prompts: Sequence[list[int]]) -> Tolerance:
-    """Sample a little after each prompt and ask again about what was sampled: what differs is noise."""
+async def measure_floor(backend: TokenBackend, calls: Sequence[SampledCall]) -> Tolerance:
+    """Sample a little as each of these calls did and ask again about what was sampled: what differs is noise.
+
+    At the same temperature, because servers differ more on tokens that are unlikely.
+    """
     if not isinstance(backend, Scorer):
         raise ModelRefused("this kind of server cannot give logprobs of given tokens")
     sizes: list[float] = []
-    for prompt in prompts:
-        generation = await backend.generate(prompt, Sampling(temperature=1.0, max_tokens=FLOOR_TOKENS))
+    for call in calls:
+        prompt = call.prompt_ids
+        temperature = 1.0 if call.temperature is None else call.temperature
+        generation = await backend.generate(prompt, Sampling(temperature=temperature, max_tokens=FLOOR_TOKENS))
         known = [(k, p) for k, p in enumerate(generation.logprobs) if p is not None]
         again = await backend.score([*prompt, *generation.token_ids], [len(prompt) + k for k, _ in known])
         sizes += [abs(a - p) for a, (_, p) in zip(again, known, strict=True)]

@@ -69,7 +69,7 @@ def call_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "tools_used": len({call["name"] for call in own if call["status"] == ToolStatus.OK}),
     }
     metrics = {name: float(count) for name, count in counts.items()}
-    return metrics | _rates(metrics) | _repairs(own) | _per_tool(own)
+    return metrics | _rates(metrics) | _as_hermes_agent_counts(own) | _repairs(own) | _per_tool(own)
 
 
 def _rates(counts: Mapping[str, float]) -> dict[str, float]:
@@ -88,6 +88,26 @@ def _rates(counts: Mapping[str, float]) -> dict[str, float]:
         "repaired_rate": rate("repaired"),
         "duplicate_rate": rate("duplicate"),
     }
+
+
+def _as_hermes_agent_counts(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The counters of hermes-agent with its own meaning, for runs that are compared with its runs.
+
+    An unknown tool is an error there but not an attempt, and a tool that answers with an error but without a negative
+    exit code has succeeded.
+    """
+    status = Counter(str(call["status"]) for call in calls)
+    tried = [call for call in calls if call["status"] not in (ToolStatus.UNKNOWN, ToolStatus.MALFORMED)]
+    ran = [call for call in tried if call["status"] in (ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT)]
+    errors = sum(call["status"] == ToolStatus.TIMEOUT or (call.get("exit_code") or 0) < 0 for call in ran)
+    counts = {
+        "tool_calls_attempted": len(tried),
+        "tool_calls_schema_valid": sum(bool(call["schema_valid"]) for call in tried),
+        "tool_calls_executed_ok": len(ran) - errors,
+        "tool_calls_exec_error": errors + status[ToolStatus.UNKNOWN],
+        "tool_errors": errors + status[ToolStatus.UNKNOWN] + status[ToolStatus.INVALID],
+    }
+    return {f"hermes_agent/{name}": float(count) for name, count in counts.items()}
 
 
 def _repairs(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:

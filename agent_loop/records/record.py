@@ -7,13 +7,13 @@ itself, so that a file can be checked and looked at years later.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from agent_loop.model.contract import ManagedState, Message, Segment, ToolSchema
+from agent_loop.model.contract import ManagedState, Message, Segment, ToolSchema, WeightsSpan
 from agent_loop.outcome import Outcome
 from agent_loop.turn.messages import storable
 from agent_loop.turn.tool_call import ToolCallRecord
@@ -52,6 +52,8 @@ class TurnRecord:
     """Requests to the model that failed before the one that answered."""
     parallel: bool = False
     """Whether the turn's calls ran at the same time."""
+    message: int | None = None
+    """Place of the sampled message in `messages`."""
 
 
 class _MadeWhenRead:
@@ -108,6 +110,18 @@ class AgentResult:
         return self.outcome.trainable and bool(self.turns)
 
     @property
+    def sampled_by(self) -> list[int | None]:
+        """For each message the number of the turn, and so of the call, that sampled it; None when it was given."""
+        turn_of = {turn.message: number for number, turn in enumerate(self.turns)}
+        return [turn_of.get(place) for place in range(len(self.messages))]
+
+    @property
+    def final_answer(self) -> str:
+        """What the model said last, without a tool call; empty when the rollout ended in another way."""
+        last = self.messages[-1] if self.outcome is Outcome.FINISHED and self.messages else {}
+        return str(last.get("content") or "") if last.get("role") == "assistant" else ""
+
+    @property
     def has_tokens(self) -> bool:
         """Whether the server gave tokens: never invented where it did not."""
         return bool(self.segments)
@@ -117,6 +131,7 @@ class AgentResult:
         record.outcome = self.outcome.value
         record.trainable = self.trainable
         record.messages = self.messages
+        record.sampled_by = self.sampled_by
         record.has_tokens = self.has_tokens
         record.segments = self.segments
         record.sampled_calls = self.sampled_calls
@@ -148,9 +163,26 @@ class SampledCall:
     prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
+    """Of the sampled ids under the model: at temperature 1, before filters and penalties, however they were sampled."""
     finish_reason: str
     duration_s: float = 0.0
     weights_version: str | None = None
+    """The weights that sampled it, or its first token when they changed on the way."""
+    weights_spans: list[WeightsSpan] = field(default_factory=list)
+    """Which weights sampled which of its tokens, from servers that say it per token."""
+    temperature: float | None = None
+    """At which it was sampled; `logprobs` do not depend on it."""
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> SampledCall:
+        """A call as it stands in a stored line."""
+        return cls(**data | {"weights_spans": [WeightsSpan(**span) for span in data.get("weights_spans", [])]})
+
+
+def covers(spans: Sequence[WeightsSpan], tokens: int) -> bool:
+    """Whether spans follow each other from the first to the last of so many tokens."""
+    ends = [0, *(span.end for span in spans)]
+    return ends[-1] == tokens and all(s.start == before < s.end for s, before in zip(spans, ends, strict=False))
 
 
 @dataclass
@@ -164,6 +196,9 @@ class RolloutRecord:
     outcome: str
     trainable: bool
     messages: list[Message]
+    sampled_by: list[int | None] = field(default_factory=list)
+    """For each message the index into `sampled_calls`, and into `turns`, of what sampled it; null for those that were
+    given: prompts, examples, tool results."""
     tools: list[ToolSchema] = field(default_factory=list)
     score: float | None = None
     """The reward given to the trainer; None when the rollout is not trainable."""
@@ -205,7 +240,7 @@ class RolloutRecord:
             raise ValueError(f"unknown key {unknown[0]!r} in a rollout record")
         try:
             data["segments"] = [Segment(**s) for s in data.get("segments", [])]
-            data["sampled_calls"] = [SampledCall(**c) for c in data.get("sampled_calls", [])]
+            data["sampled_calls"] = [SampledCall.from_data(c) for c in data.get("sampled_calls", [])]
             return cls(**data)
         except TypeError as error:
             raise ValueError(f"not a rollout record: {error}") from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
 from agent_loop.records.metrics import call_metrics
-from agent_loop.records.record import RolloutRecord, SampledCall
+from agent_loop.records.record import RolloutRecord, SampledCall, covers
 
 Check = Callable[[RolloutRecord], Iterator[str]]
 
@@ -118,6 +118,17 @@ def check_turn_ends(record: RolloutRecord) -> Iterator[str]:
                 yield f"call {index}: the end-of-turn token {tokens[end]} is doubled at position {end}"
 
 
+def check_weights(record: RolloutRecord) -> Iterator[str]:
+    """Where weights are given per token, every sampled token has its own."""
+    for index, call in enumerate(record.sampled_calls):
+        if not call.weights_spans:
+            continue
+        if not covers(call.weights_spans, len(call.sampled_ids)):
+            yield f"call {index}: its weights spans do not cover its {len(call.sampled_ids)} tokens one after the other"
+        elif call.weights_version != call.weights_spans[0].version:
+            yield f"call {index}: weights_version is {call.weights_version!r}, its first token's is another"
+
+
 def check_messages(record: RolloutRecord) -> Iterator[str]:
     """Every tool message answers a call of the assistant turn before it, each call at most once."""
     open_ids: set[Any] = set()
@@ -131,6 +142,26 @@ def check_messages(record: RolloutRecord) -> Iterator[str]:
             if message.get("tool_call_id") not in open_ids:
                 yield f"message {index}: answers {message.get('tool_call_id')!r}, which the turn before did not call"
             open_ids.discard(message.get("tool_call_id"))
+
+
+def check_sampled_by(record: RolloutRecord) -> Iterator[str]:
+    """Every call sampled one assistant message, in order, and each turn names the same one."""
+    if not record.sampled_by:
+        return  # a rollout that never began
+    if len(record.sampled_by) != len(record.messages):
+        yield f"{len(record.messages)} messages, but sampled_by has {len(record.sampled_by)} entries"
+        return
+    places = {call: place for place, call in enumerate(record.sampled_by) if call is not None}
+    named = [call for call in record.sampled_by if call is not None]
+    made = len(record.sampled_calls) or len(record.turns)
+    if named != list(range(made)):
+        yield f"the messages were sampled by calls {named}, but there are {made} calls"
+    for call, place in places.items():
+        if record.messages[place].get("role") != "assistant":
+            yield f"message {place}: sampled by call {call}, but its role is {record.messages[place].get('role')!r}"
+        named_by_turn = record.turns[call].get("message", place) if call < len(record.turns) else place
+        if named_by_turn != place:
+            yield f"message {place}: sampled by call {call}, but turn {call} names message {named_by_turn}"
 
 
 def check_metrics(record: RolloutRecord) -> Iterator[str]:
@@ -186,7 +217,9 @@ CHECKS: dict[str, Check] = {
     "prefixes": check_prefixes,
     "trained exactly once": check_trained_once,
     "turn ends not doubled": check_turn_ends,
+    "weights versions": check_weights,
     "messages paired": check_messages,
+    "messages and their calls": check_sampled_by,
     "metrics": check_metrics,
 }
 

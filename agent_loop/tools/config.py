@@ -67,6 +67,9 @@ class ToolConfig(BaseModel):
     """Background processes running at once."""
     secret_env: tuple[str, ...] = ()
     """Names of variables whose values are hidden in command output, besides those that look secret by name."""
+    redact_shapes: bool = False
+    """Hide in command output whatever looks like a key, token or private key, not only values that this process knows.
+    Off: a task's own test data may look like that."""
     script: ScriptLimits = ScriptLimits()
     policy: CommandPolicy = CommandPolicy()
     web: WebConfig | None = None

@@ -48,6 +48,16 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]"  # two-character escapes and charset selection
 )
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+_SHAPES = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\b(?:sk-(?:proj-|ant-|or-)?|sk_live_|rk_live_|ghp_|gho_|ghs_|ghu_|github_pat_|glpat-|hf_|npm_|pypi-|r8_|xai-|gsk_|tvly-|fc-)"
+    r"[A-Za-z0-9_-]{16,}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{35}"
+    r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
+    r"|(?<=Bearer )[A-Za-z0-9._~+/-]{16,}|(?<=://)[^/\s:@]{1,80}:[^/\s@]{1,200}(?=@)",
+    re.DOTALL,
+)
+"""What keys of common services look like, private keys, JSON web tokens, bearer tokens and passwords in addresses."""
 SHORTEST_SECRET = 8
 """Shorter values would be found inside ordinary text."""
 
@@ -60,26 +70,31 @@ def strip_ansi(text: str) -> str:
 
 
 class Redactor:
-    """Hides the values of secrets that this process gave to the sandbox, wherever a command prints them."""
+    """Hides the values of secrets that this process gave to the sandbox, wherever a command prints them.
 
-    def __init__(self, secrets: Mapping[str, str]) -> None:
+    With `shapes` also whatever looks like a secret.
+    """
+
+    def __init__(self, secrets: Mapping[str, str], *, shapes: bool = False) -> None:
         held = [(name, value) for name, value in secrets.items() if len(value) >= SHORTEST_SECRET]
         # Longest first: a secret that contains another must not be half replaced.
         held.sort(key=lambda pair: (-len(pair[1]), pair[0]))
         self._names = {value: name for name, value in reversed(held)}
+        self._shapes = shapes
         self._pattern = re.compile("|".join(re.escape(value) for _, value in held)) if held else None
 
     @classmethod
-    def for_environment(cls, env: Mapping[str, str], names: Iterable[str] = ()) -> Redactor:
+    def for_environment(cls, env: Mapping[str, str], names: Iterable[str] = (), *, shapes: bool = False) -> Redactor:
         """Secrets of an environment: variables named here, and those whose name says that they are secret."""
         listed = set(names)
-        return cls({name: value for name, value in env.items() if name in listed or _SECRET_NAME.search(name)})
+        held = {name: value for name, value in env.items() if name in listed or _SECRET_NAME.search(name)}
+        return cls(held, shapes=shapes)
 
     def __call__(self, text: str) -> str:
-        """The text with each held value replaced by `[REDACTED:NAME]`."""
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(lambda match: f"[REDACTED:{self._names[match.group()]}]", text)
+        """The text with each held value replaced by `[REDACTED:NAME]`, and what looks like a secret by `[REDACTED]`."""
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda match: f"[REDACTED:{self._names[match.group()]}]", text)
+        return _SHAPES.sub("[REDACTED]", text) if self._shapes else text
 
 
 def cap_bytes(text: str, limit: int, head_share: float = 0.4) -> tuple[str, int]:

@@ -10,13 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, field_validator
 
 Action = Literal["allow", "deny", "ask"]
-AskCallback = Callable[[str, str], Awaitable[bool]]
-"""Given the tool's name and the text, says whether it may run."""
+Answer = Literal["once", "session", "always", "deny"]
+"""`session`: also whatever else the same rule asks about in this rollout; `always`: in every rollout of this run."""
+AskCallback = Callable[[str, str, str], Awaitable[Answer | bool]]
+"""Given the tool's name, the text, and what the rule has against it, says whether it may run. True is `once`."""
 
 ISOLATED_LEVELS = ("namespaces", "landlock")
 """Isolation levels at which a command cannot hurt the host."""
@@ -44,22 +49,16 @@ class Rule(BaseModel):
         return pattern
 
 
-DANGEROUS_COMMANDS: tuple[Rule, ...] = tuple(
-    Rule(pattern=pattern, action="ask", reason=reason)
-    for pattern, reason in (
-        (r"\brm\s+(-\w+\s+)*(/|~|\$HOME)(\s|/?\*|$)", "deletes a whole tree at the root or home"),
-        (r"\bmkfs(\.\w+)?\b", "makes a file system"),
-        (r"\bdd\b.*\bof=/dev/", "writes to a device"),
-        (r">\s*/dev/(sd|nvme|vd|hd)", "writes to a disk"),
-        (r"\b(shutdown|reboot|halt|poweroff)\b", "stops the machine"),
-        (r":\(\)\s*\{.*\|.*&\s*\}", "is a fork bomb"),
-        (r"\b(curl|wget)\b[^|;]*\|\s*(sudo\s+)?(ba|z|da)?sh\b", "runs what it downloads"),
-        (r"\bchmod\s+(-\w+\s+)*[0-7]*777\s+/", "opens the root directory to everybody"),
-        (r"\bkill\s+(-\w+\s+)*-1\b", "kills every process"),
-        (r">\s*/etc/|\btee\s+(-a\s+)?/etc/", "writes system configuration"),
-    )
-)
-"""A start for users of the plain level; extend it as you need."""
+@lru_cache(maxsize=8)
+def rule_set(name: str) -> tuple[Rule, ...]:
+    """A set of rules that ships: a file of the folder `rules`. Its rules ask, and ignore case."""
+    found = files("agent_loop.tools").joinpath("rules", f"{name}.yaml")
+    rows = yaml.safe_load(found.read_text("utf-8"))
+    return tuple(Rule(pattern=f"(?i){row['pattern']}", action="ask", reason=row["reason"]) for row in rows)
+
+
+RuleSet = Literal["hermes_agent"]
+"""Names of the sets that ship."""
 
 
 class CommandPolicy(BaseModel):
@@ -69,7 +68,13 @@ class CommandPolicy(BaseModel):
 
     enforce: Literal["when_not_isolated", "always", "never"] = "when_not_isolated"
     rules: tuple[Rule, ...] = ()
+    rule_sets: tuple[RuleSet, ...] = ()
+    """Sets of rules that ship, looked at after `rules`. `hermes_agent`: what hermes-agent asks about."""
     default: Action = "allow"
+
+    def all_rules(self) -> tuple[Rule, ...]:
+        """Own rules first: one of them can allow what a set would ask about."""
+        return (*self.rules, *(rule for name in self.rule_sets for rule in rule_set(name)))
 
     def active(self, isolation: str) -> bool:
         """Whether the rules are looked at on a slot of this isolation level."""
@@ -79,7 +84,7 @@ class CommandPolicy(BaseModel):
 
     def match(self, tool: str, text: str) -> tuple[Action, Rule | None]:
         """What the rules say about this text."""
-        for rule in self.rules:
+        for rule in self.all_rules():
             if (not rule.tools or tool in rule.tools) and re.search(rule.pattern, text, re.DOTALL):
                 return rule.action, rule
         return self.default, None
@@ -102,11 +107,16 @@ class Decision:
 class PolicyCheck:
     """The policy of one rollout: decides each call, asking the user's callback where a rule says so."""
 
-    def __init__(self, policy: CommandPolicy, isolation: str, ask: AskCallback | None) -> None:
+    def __init__(
+        self, policy: CommandPolicy, isolation: str, ask: AskCallback | None, always: set[str] | None = None
+    ) -> None:
+        """`always` is the run's memory of rules that were answered so; every rollout of the run is given the same."""
         self._policy = policy
-        self.active = policy.active(isolation) and (bool(policy.rules) or policy.default != "allow")
+        self.active = policy.active(isolation) and (bool(policy.all_rules()) or policy.default != "allow")
         """Whether there is anything to decide on this rollout's sandbox."""
         self._ask = ask
+        self._session: set[str] = set()
+        self._always = always if always is not None else set()
 
     async def decide(self, tool: str, text: str | None) -> Decision | None:
         """The decision, or None when there is nothing to decide (policy off, or a tool that runs no commands)."""
@@ -114,10 +124,19 @@ class PolicyCheck:
             return None
         action, rule = self._policy.match(tool, text)
         pattern, reason = (rule.pattern, rule.reason) if rule else (None, "")
-        if action == "ask":
-            allowed = await self._ask(tool, text) if self._ask else False
-            return Decision(allowed, action, pattern, reason or ("" if self._ask else "there is nobody to ask"))
-        return Decision(action == "allow", action, pattern, reason)
+        if action != "ask":
+            return Decision(action == "allow", action, pattern, reason)
+        if self._ask is None:
+            return Decision(False, action, pattern, reason or "there is nobody to ask")
+        key = pattern or ""
+        if key in self._session or key in self._always:
+            return Decision(True, action, pattern, reason)
+        answer = await self._ask(tool, text, reason)
+        if answer == "session":
+            self._session.add(key)
+        elif answer == "always":
+            self._always.add(key)
+        return Decision(answer is not False and answer != "deny", action, pattern, reason)
 
 
 def command_text(tool: str, arguments: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -50,27 +50,36 @@ class SandboxTools:
         *,
         without: Iterable[str] = (),
         ask: AskCallback | None = None,
+        always_allowed: set[str] | None = None,
+        on_activity: Callable[[str], None] | None = None,
         web: WebProvider | None = None,
     ) -> None:
-        """`without` names single tools that the toolsets would bring and this rollout does not get."""
+        """`without` names single tools that the toolsets would bring and this rollout does not get.
+
+        `ask` answers what a rule of the policy asks about; `always_allowed` is a set that all rollouts of a run share,
+        which remembers the rules that it answered with "always". `on_activity` is told about every ten seconds that a
+        command still runs.
+        """
         config = config or ToolConfig()
         self._owns_web = web is None
         web = web or _web_provider(config)
         self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
-        decides = config.policy.rules or config.policy.default != "allow"
-        self._policy_check = PolicyCheck(config.policy, sandbox.isolation, ask) if decides else None
+        policy = config.policy
+        decides = policy.rules or policy.rule_sets or policy.default != "allow"
+        self._policy_check = PolicyCheck(policy, sandbox.isolation, ask, always_allowed) if decides else None
         self._ctx = CallContext(
             sandbox=sandbox,
             config=config,
             workspace=Workspace(sandbox),
             processes=ProcessTable(sandbox, config.max_processes),
             todo=TodoList(),
-            redact=Redactor.for_environment(sandbox.spec.env, config.secret_env),
+            redact=Redactor.for_environment(sandbox.spec.env, config.secret_env, shapes=config.redact_shapes),
             web=web,
             script_tools=tuple(tool for tool in self._tools.values() if tool.script_parameters),
             call_nested=self._call_nested,
+            on_activity=on_activity,
         )
         self._stored = 0
         self._name = secrets.token_hex(4)
@@ -101,6 +110,10 @@ class SandboxTools:
     def pending_notices(self) -> Sequence[Message]:
         """What background processes have to report, each once."""
         return [{"role": "user", "content": text} for text in self._ctx.processes.take_notices()]
+
+    async def wait_for_notice(self) -> bool:
+        """Wait for a process that was started with notify_on_complete; False when none of them runs."""
+        return await self._ctx.processes.wait_for_notice()
 
     async def store_result(self, text: str) -> str | None:
         """Put an over-long result into a file of the sandbox; None when the sandbox refuses it."""
@@ -144,6 +157,8 @@ class SandboxTools:
         return _failed(f"Unknown tool {name!r}. Available: {', '.join(sorted(self._tools))}.", ToolStatus.UNKNOWN)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
+        if tool.name != "read_file":
+            self._ctx.workspace.forget_reads()
         try:
             returned = await tool.run(self._ctx, arguments)
         except InvalidArguments as failure:
@@ -183,7 +198,13 @@ def _web_provider(config: ToolConfig) -> WebProvider | None:
 def _openai_schema(tool: Tool, ctx: CallContext) -> ToolSchema:
     if tool.name == "execute_code":
         return {"type": "function", "function": describe_for(tool, ctx)}
-    return tool.openai_schema()
+    schema = tool.openai_schema()
+    if tool.name == "terminal":
+        timeout = schema["function"]["parameters"]["properties"]["timeout"]
+        timeout["description"] = timeout["description"].format(
+            default=ctx.config.default_timeout_s, most=ctx.config.max_timeout_s
+        )
+    return schema
 
 
 def _failed(message: str, status: ToolStatus, fields: dict[str, Any] | None = None) -> ToolOutcome:

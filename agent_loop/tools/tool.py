@@ -6,11 +6,12 @@ A tool's function returns a JSON object. What the model did wrong is raised as `
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agent_loop.model.contract import ToolSchema
 from agent_loop.tools.output import Redactor, dump
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from agent_loop.tools.todo import TodoList
     from agent_loop.tools.web.web_tools import WebProvider
     from sandbox_pool.client.sandbox import Sandbox
+
+
+T = TypeVar("T")
 
 
 class ToolFailure(Exception):
@@ -63,6 +67,12 @@ class CallContext:
     script_tools: tuple[Tool, ...]
     """What execute_code offers to scripts: the rollout's own tools that are fit for it, and no others."""
     call_nested: NestedCaller
+    on_activity: Callable[[str], None] | None = None
+
+    def while_running(self, name: str) -> Callable[[float], None] | None:
+        """What `Sandbox.exec` calls now and then while a command of this tool runs."""
+        tell = self.on_activity
+        return None if tell is None else lambda elapsed_s: tell(f"{name} has been running for {elapsed_s:.0f} s")
 
 
 def outcome_of(
@@ -82,6 +92,16 @@ def outcome_of(
         error=str(error) if error else None,
         nested=nested,
     )
+
+
+INLINE_CHARS = 20_000
+
+
+async def work_out(size_chars: int, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function whose time grows with this size: a large one in a thread, so that other rollouts go on."""
+    if size_chars <= INLINE_CHARS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 ToolFunction = Callable[[CallContext, dict[str, Any]], Awaitable[dict[str, Any] | ToolOutcome]]

@@ -23,6 +23,8 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from tool_parsers.schema import items_of, sole_parameter
+
 MAX_PROBLEMS = 3
 """Schema violations named in one error; more would not help the model."""
 MAX_ENCODINGS = 4
@@ -79,11 +81,25 @@ def _normalize(raw: Any, name: str, schema: Mapping[str, Any]) -> Normalized:
     coerced = coerce(arguments, schema, repairs)
     if not isinstance(coerced, dict):  # coercion keeps objects objects
         coerced = arguments
-    problem = not_json(coerced) or validator(schema)(coerced)
+    problem = not_json(coerced) or validator(schema)(_without_defaults(coerced, schema))
     changes = tuple(dict.fromkeys(repairs))
     if problem is not None:
         return Normalized(None, changes, f"Invalid arguments for {name}: {problem}")
     return Normalized(coerced, changes)
+
+
+def _without_defaults(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are to be checked: the default that the schema itself names fits, whatever its type is."""
+    properties, required = _properties(schema), _required(schema)
+    return {
+        key: value for key, value in arguments.items() if key in required or not _is_default(value, properties.get(key))
+    }
+
+
+def _is_default(value: Any, schema: Any) -> bool:
+    if not isinstance(schema, Mapping) or "default" not in schema:
+        return False
+    return type(value) is type(schema["default"]) and value == schema["default"]
 
 
 def _explain(decoded: Normalized, name: str, schema: Mapping[str, Any]) -> str:
@@ -215,15 +231,9 @@ def _scalar(value: Any, name: str, schema: Mapping[str, Any], repairs: tuple[str
 
 def _sole_key(name: str, schema: Mapping[str, Any]) -> str | None:
     """The parameter that a bare value can only be meant for."""
-    properties = _properties(schema)
-    if name == "terminal" or "command" in properties:
+    if name == "terminal":
         return "command"
-    if "input" in properties or not properties:
-        return "input"
-    required = _required(schema)
-    if len(required) == 1:
-        return required[0]
-    return next(iter(properties)) if len(properties) == 1 else None
+    return sole_parameter(schema) or (None if _properties(schema) else "input")
 
 
 def input_for_command(
@@ -337,6 +347,8 @@ def coerce(value: Any, schema: Any, repairs: list[str]) -> Any:
     types = _types(schema)
     if types and not _fits(value, types):
         value = _convert(value, types, repairs)
+        if types == ("array",):
+            value = _wrapped(value, items_of(schema), repairs)
     elif isinstance(value, float) and "integer" in types and "number" not in types:
         repairs.append("integral_float")
         value = int(value)
@@ -356,6 +368,9 @@ def _coerce_object(value: dict[str, Any], schema: Mapping[str, Any], repairs: li
     result: dict[str, Any] = {}
     for key, item in value.items():
         if key not in properties:
+            result[key] = item
+            continue
+        if key not in required and _is_default(item, properties[key]):
             result[key] = item
             continue
         types = _types(properties[key])
@@ -389,6 +404,17 @@ def _fits(value: Any, types: tuple[str, ...]) -> bool:
     if isinstance(value, float) and value.is_integer() and "integer" in types:
         return True
     return any(isinstance(value, _NAMED[name]) for name in types)  # type: ignore[arg-type]
+
+
+def _wrapped(value: Any, items: Any, repairs: list[str]) -> Any:
+    """A bare value where a list is wanted, as a list of one; left alone when it is no such item, or half a list."""
+    if value is None or isinstance(value, list) or (isinstance(value, str) and value.lstrip()[:1] in ("", "[")):
+        return value
+    wanted = _types(items)
+    if wanted and not _fits(coerce(value, items, []), wanted):
+        return value
+    repairs.append("wrapped_in_array")
+    return [value]
 
 
 def _convert(value: Any, types: tuple[str, ...], repairs: list[str]) -> Any:

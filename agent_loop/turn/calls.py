@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten
+from agent_loop.context.result_budget import ResultBudget, apply_budget, shorten_result
 from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelTurn, ToolSchema
 from agent_loop.outcome import Outcome
@@ -20,7 +20,7 @@ from agent_loop.turn.arguments import normalize
 from agent_loop.turn.messages import sendable, shown, tool_message
 from agent_loop.turn.runtime import ToolRuntime, error_text
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
-from sandbox_pool.errors import SandboxError, SandboxFileError
+from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,8 @@ class ToolTurns:
             _end(turn.calls)
             results += self._close(turn.calls)
         if self.lost is not None:
-            return Outcome.SANDBOX_LOST
+            # The error begins with the kind of the fault; this one is the agent's own doing.
+            return Outcome.AGENT_FAULT if self.lost.startswith(SandboxDestroyed.__name__) else Outcome.SANDBOX_LOST
         return Outcome.MAX_TOOL_CALLS if beyond else None
 
     def _hold_back(self, calls: Sequence[ToolCallRecord]) -> bool:
@@ -94,7 +95,7 @@ class ToolTurns:
         for call in calls:
             # Results of an interrupted turn are still whole. They are not stored: the sandbox may be gone.
             limit = self._budget.limit_for(call.name)
-            call.text = sendable(call.text if limit is None else shorten(call.text, limit))
+            call.text = sendable(call.text if limit is None else shorten_result(call.name, call.text, limit))
             self.records.append(call)
             self.records.extend(_nested(call, index, made) for index, made in enumerate(call.nested))
             if call.status in _FAILED:

@@ -7,9 +7,13 @@ it raises `sandbox_pool.errors.SandboxError` when the sandbox itself is gone, wh
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from agent_loop.model.contract import Message, ToolSchema
@@ -31,11 +35,15 @@ class ToolRuntime(Protocol):
     def pending_notices(self) -> Sequence[Message]:
         """Messages to put into the conversation before the next turn, each handed out once."""
 
+    async def wait_for_notice(self) -> bool:
+        """Wait for the next such message; False at once when none is to be expected."""
+
     async def store_result(self, text: str) -> str | None:
         """Keep an over-long result whole where the model can read it; its path, or None if there is no such place."""
 
 
-ToolHandler = Callable[[str, dict[str, Any], str], Awaitable[Any]]
+ToolHandler = Callable[[str, dict[str, Any], str], Any]
+"""A coroutine function, or a plain one: that runs in a thread, as long as `tool_timeout_s` allows."""
 
 
 class HandlerRuntime:
@@ -60,10 +68,11 @@ class HandlerRuntime:
 
     async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:
         """Ask the handler; its return value is read for an error and an exit code."""
-        result = self._handler(name, arguments, self._task_id)
-        if inspect.isawaitable(result):
-            result = await result
-        return as_outcome(result)
+        if _is_async(self._handler):
+            result = self._handler(name, arguments, self._task_id)
+        else:
+            result = await in_thread(lambda: self._handler(name, arguments, self._task_id))
+        return as_outcome(await result if inspect.isawaitable(result) else result)
 
     def parallel_safe(self, name: str) -> bool:
         """Only tools named in `parallel_tools`."""
@@ -73,9 +82,49 @@ class HandlerRuntime:
         """The notices of the runtime that the handler stands in front of, when there is one."""
         return self._base.pending_notices() if self._base else ()
 
+    async def wait_for_notice(self) -> bool:
+        return await self._base.wait_for_notice() if self._base else False
+
     async def store_result(self, text: str) -> str | None:
         """Stored by the runtime that the handler stands in front of, when there is one."""
         return await self._base.store_result(text) if self._base else None
+
+
+def _is_async(handler: ToolHandler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+async def in_thread(function: Callable[[], Any]) -> Any:
+    """Call a blocking function in a thread of its own. Cancelled, it is left behind: nothing can stop a thread.
+
+    Not `asyncio.to_thread`: a few handlers that hang would use up the threads that everything else needs.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = context.run(function)
+        except StopIteration as stop:  # no future takes one
+            error = RuntimeError(f"the handler raised {stop!r}")
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, the one who waits for it gets it
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=work, name="tool handler", daemon=True).start()
+    return await done
 
 
 def as_outcome(result: Any) -> ToolOutcome:

@@ -53,6 +53,7 @@ class MetricsLog:
         if obstacle := wandb_obstacle():
             log.warning("%s", obstacle)
             return None, None
+        import environments.atropos.wandb_folders  # noqa: F401 - before wandb  # isort: skip
         import wandb
 
         group, project = await api.wandb_info()

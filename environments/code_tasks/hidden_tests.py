@@ -21,9 +21,11 @@ from importlib.resources import as_file, files
 from typing import Any
 
 from environments.code_tasks.solver import decode, encode
-from environments.scoring.verification import Verdict, VerifierContext, read_or_none, stat_or_none
+from environments.scoring.verification import CheckTimeout, Verdict, VerifierContext, read_or_none, stat_or_none
 
 MAX_ANSWER_BYTES = 20_000_000
+CPU_S = 5
+"""CPU time for all answers of a solution; those of the reference take milliseconds."""
 
 Steps = list[dict[str, Any]]
 Answer = dict[str, Any]
@@ -56,9 +58,11 @@ async def ask(
         f"{folder}/inputs.json",
         f"{folder}/outputs.json",
     ]
-    result = await ctx.exec(shlex.join(words), timeout_s=timeout_s)
-    if result.timed_out:
-        raise NoAnswers(f"{module} takes longer than {timeout_s:g} s")
+    try:
+        # A wrong solution that never ends is stopped by the CPU time it uses, however busy the machine is.
+        result = await ctx.exec(f"ulimit -t {CPU_S}; {shlex.join(words)}", timeout_s=timeout_s)
+    except CheckTimeout:
+        raise NoAnswers(f"{module} takes longer than {timeout_s:g} s") from None
     found = await stat_or_none(ctx, f"{folder}/outputs.json")
     if found is None:
         raise NoAnswers(f"{module} ends without answers (exit {result.exit_code}): {_last_line(result.output)}")
@@ -86,9 +90,22 @@ def _shaped(data: bytes, cases: list[Steps], module: str) -> list[list[Answer]]:
 def _fits(given: Any, steps: Steps) -> bool:
     if not isinstance(given, list) or len(given) != len(steps):
         return False
-    return all(
-        isinstance(answer, dict) and ("returns" in answer or "odd" in answer or isinstance(answer.get("raises"), list))
-        for answer in given
+    return all(isinstance(answer, dict) and _is_one_answer(answer) for answer in given)
+
+
+def _is_one_answer(answer: Answer) -> bool:
+    """Exactly what the solver writes: the solution can write there too, and must not claim two things at once."""
+    if answer.keys() == {"returns", "args_after"}:
+        return True
+    if answer.keys() == {"odd"}:
+        return isinstance(answer["odd"], str)
+    names = answer.get("raises")
+    return (
+        answer.keys() == {"raises", "message"}
+        and isinstance(answer["message"], str)
+        and isinstance(names, list)
+        and bool(names)
+        and all(isinstance(name, str) for name in names)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import types
 import typing
@@ -15,9 +16,12 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from environments.config.flags import Flag, apply_flags, parse_flags
+from environments.config.hermes_agent import translate
 from environments.config.yaml_file import KeyPath, YamlFile, find_config, read_yaml
 from environments.errors import ConfigError
 from sandbox_pool.errors import did_you_mean
+
+log = logging.getLogger(__name__)
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?|private_key)s?$", re.IGNORECASE)
@@ -125,7 +129,10 @@ def load_config(model: type[Model], source: str | Path | None = None, flags: Seq
     settings = parse_flags(flags)
     data = copy.deepcopy(file.data)
     apply_flags(data, settings)
-    for unknown in unknown_keys(model, data):
+    for unknown in list(unknown_keys(model, data)):
+        if said := translate(data, unknown.path):
+            log.warning("%s: %s", _where(unknown.path, file, settings), said)
+            continue
         name, parent = str(unknown.path[-1]), unknown.path[:-1]
         inside = f" in {_dotted(parent)!r}" if parent else ""
         where = _where(unknown.path, file, settings)

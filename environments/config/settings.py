@@ -71,9 +71,14 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
 
     model_config = ConfigDict(extra="forbid")
 
-    enabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools; None: terminal and file.")
+    enabled_toolsets: list[str] | None = Field(
+        default=None, description="Toolsets or tools; None: terminal and file; []: no tools, no slot."
+    )
     disabled_toolsets: list[str] | None = Field(default=None, description="Taken away from what is enabled.")
     distribution: str | None = Field(default=None, description="Draw toolsets per group from this distribution.")
+    distributions: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="Distributions of your own: by name, the probability of each toolset."
+    )
     max_agent_turns: int = Field(default=30, ge=1)
     max_token_length: int | None = Field(
         default=None,
@@ -98,6 +103,12 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     dataset_split: str = "train"
     default_result_size_chars: int = Field(default=100_000, gt=0)
     turn_budget_chars: int = Field(default=200_000, gt=0)
+    preview_size_chars: int = Field(
+        default=1_500, gt=0, description="Characters that a result keeps at least when its turn is over budget."
+    )
+    tool_result_overrides: dict[str, int | None] = Field(
+        default_factory=dict, description="Characters of one result by tool; null: no limit."
+    )
 
     pool: PoolConfig = Field(default_factory=PoolConfig)
     sandbox: SandboxSpec = Field(default_factory=SandboxSpec, description="Slots for items that ask for nothing else.")
@@ -112,6 +123,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")
     rollout_tries: int = Field(default=3, ge=1, description="Tries for a rollout that infrastructure ended.")
     group_deadline_s: float = Field(default=3600.0, gt=0, description="No new try after so long; the group is dropped.")
+    max_failed_items: int | None = Field(
+        default=50, ge=0, description="Items whose `prepare` may fail before the run ends; None: all of them."
+    )
     verification: Verification = Field(
         default="workspace",
         description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",

@@ -1,7 +1,8 @@
 """A group of rollouts of one item: as many trainable ones as asked for, or a group that is not complete.
 
 A rollout that infrastructure ended is tried again, up to `tries` times and not after the deadline. What it left
-behind is kept in `lost` and counted; it never becomes a score of 0. Members of a group do not touch each other.
+behind is kept in `lost` and counted; it never becomes a score of 0. A failure of the reward code is kept there too, but
+another rollout would not mend it. Members of a group do not touch each other.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
+from environments.rollouts.rollout import REWARD_ERROR
 from environments.sandboxes import Pool, Sandbox
-from sandbox_pool.errors import SandboxError
+from sandbox_pool.errors import SandboxError, SandboxFileError
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
+
+PREPARE_ERROR = "prepare_error"
+"""Outcome of an item that could not be prepared: nothing was sampled for it."""
 
 Attempt = Callable[[int, int], Awaitable[ScoredRollout]]
 """(member of the group, which try) -> a rollout, whose record says whether it may be trained on."""
@@ -56,7 +60,7 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
             if rollout.record.trainable:
                 return rollout
             result.lost.append(rollout.record)
-            if time.monotonic() >= deadline:
+            if rollout.record.outcome == REWARD_ERROR or time.monotonic() >= deadline:
                 break
         return None
 
@@ -68,21 +72,22 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
     result.scored = [rollout for task in tasks if (rollout := task.result()) is not None]
 
 
-@asynccontextmanager
 async def prepared(
-    pool: Pool, task_id: str, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]]
-) -> AsyncIterator[str]:
-    """Prepare one slot and keep it as a snapshot for the rollouts of a group; dropped at the end."""
-    async with pool.lease(task_id, spec) as sandbox:
-        await prepare(sandbox)
-        snapshot = await sandbox.snapshot()
-    try:
-        yield snapshot
-    finally:
+    pool: Pool, task_id: str, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]], tries: int
+) -> str:
+    """Prepare one slot and keep it as a snapshot for the rollouts of a group. Faults of slots are tried again."""
+    for left in reversed(range(tries)):
         try:
-            await pool.drop_snapshot(snapshot)
+            async with pool.lease(task_id, spec) as sandbox:
+                await prepare(sandbox)
+                return await sandbox.snapshot()
+        except SandboxFileError:
+            raise  # a file that prepare asked for: another slot would not have it either
         except SandboxError as error:
-            log.debug("snapshot %s was gone already: %s", snapshot, error)
+            if not left:
+                raise
+            log.warning("%s is tried again: %s", task_id, error)
+    raise AssertionError("there is at least one try")
 
 
 class RolloutStats:
@@ -98,7 +103,7 @@ class RolloutStats:
         """Count one rollout; only trainable ones enter the means."""
         self._outcomes[record.outcome] += 1
         if not record.trainable:
-            self._lost += 1
+            self._lost += record.outcome not in (REWARD_ERROR, PREPARE_ERROR)
             return
         values = {f"metrics/{name}": value for name, value in record.metrics.items()}
         values |= {f"reward/{name}": value for name, value in record.reward_components.items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,8 +15,10 @@ from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
-from agent_loop.tools import TOOLSETS, SandboxTools, ToolConfig, draw, resolve
+from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
+from agent_loop.tools.policy import AskCallback
 from environments.config.settings import HermesAgentEnvConfig
+from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
 from sandbox_pool.spec import SandboxSpec
 
@@ -33,17 +36,14 @@ MOST_UNASKED = 131_072
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Toolsets of a rollout, and single tools of them that it does not get."""
+    """Toolsets of a rollout, and single tools of them that it does not get. No toolsets: no tools, and no slot."""
 
     toolsets: tuple[str, ...]
     without: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
-        """The tools; ToolsetError when none are left."""
-        return resolve(self.toolsets, self.without)
-
-    def runtime(self, sandbox: Sandbox, config: ToolConfig) -> SandboxTools:
-        return SandboxTools(sandbox, self.toolsets, config, without=self.without)
+        """The tools; ToolsetError when all of the chosen ones were taken away."""
+        return resolve(self.toolsets, self.without) if self.toolsets else ()
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,29 @@ class RolloutJob:
     verifier_paths: Sequence[str]
     whole_layer: bool
     """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+    ask: AskCallback | None = None
+    always_allowed: set[str] | None = None
+    """Rules that `ask` answered with "always", shared by all rollouts of the run."""
+    activity: Callable[[str, str], None] | None = None
+    """Told the rollout's id and what it does."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
+
+    def on_activity(self, what: str) -> None:
+        if self.activity is not None:
+            self.activity(self.rollout_id, what)
+
+    def runtime(self, sandbox: Sandbox) -> SandboxTools:
+        """The tools of this rollout on a sandbox."""
+        return SandboxTools(
+            sandbox,
+            self.tools.toolsets,
+            self.tool_config,
+            without=self.tools.without,
+            ask=self.ask,
+            always_allowed=self.always_allowed,
+            on_activity=self.on_activity,
+        )
 
 
 def plan_group(
@@ -79,6 +100,9 @@ def plan_group(
 ) -> RolloutJob:
     """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
     config = env.config
+    spec = env.spec(item)
+    if not PurePosixPath(spec.workdir).parts[1:]:
+        raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
     longest = env.longest_sequence()
     return RolloutJob(
@@ -99,11 +123,19 @@ def plan_group(
         ),
         limits=config.limits.model_copy(update={"max_turns": config.max_agent_turns}),
         context=ContextPolicy(max_tokens=prompt_tokens(config, longest)),
-        budget=ResultBudget(per_result_chars=config.default_result_size_chars, per_turn_chars=config.turn_budget_chars),
-        spec=env.spec(item),
+        budget=ResultBudget(
+            per_result_chars=config.default_result_size_chars,
+            per_turn_chars=config.turn_budget_chars,
+            preview_chars=config.preview_size_chars,
+            overrides=config.tool_result_overrides,
+        ),
+        spec=spec,
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
         whole_layer=config.verification == "layer",
+        ask=env.allow_command,
+        always_allowed=env.always_allowed,
+        activity=env.activity,
     )
 
 
@@ -111,9 +143,14 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
     """Tools of one group: the same for all its rollouts, drawn by the run's seed and the group's number."""
     if config.distribution is not None:
         available = [name for name in TOOLSETS if name != "web" or config.tools.web is not None]
-        chosen: Sequence[str] = draw(config.distribution, f"{config.seed}:{group}", available=available)
+        chosen: Sequence[str] = draw(
+            config.distribution,
+            f"{config.seed}:{group}",
+            available=available,
+            distributions={**DISTRIBUTIONS, **config.distributions},
+        )
     else:
-        chosen = config.enabled_toolsets or DEFAULT_TOOLSETS
+        chosen = DEFAULT_TOOLSETS if config.enabled_toolsets is None else config.enabled_toolsets
     # A name that is both a toolset and a tool (terminal) means the toolset.
     choice = ToolChoice(tuple(chosen), resolve(config.disabled_toolsets) if config.disabled_toolsets else ())
     choice.names()

@@ -1,7 +1,8 @@
 """One rollout from a leased slot to a stored record: act, freeze, verify, reward.
 
 The slot is given back before verification asks for another. Faults of slots, servers and rewards end in a record that
-is not trainable and names the fault; only a stop from outside is passed on.
+is not trainable and names the fault; what the agent itself destroyed is trainable, with a score of 0. Only a stop from
+outside is passed on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -18,19 +20,42 @@ from agent_loop.loop import HermesAgentLoop
 from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
-from agent_loop.tools import SandboxTools
+from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
 from environments.atropos.packing import ScoredRollout
+from environments.errors import ConfigError
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import FrozenWorkspace, ToolContext
+from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
-from environments.scoring.verification import Verdict
-from sandbox_pool.errors import SandboxError
+from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
+from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)
 
 REWARD_ERROR = "reward_error"
-"""Outcome of a rollout whose reward could not be computed: not the policy's fault."""
+"""Outcome of a rollout whose reward code failed: neither the policy's fault nor the infrastructure's."""
+VERIFY_TRIES = 3
+MOST_REWARD_ERRORS = 16
+"""Equal errors of the reward code, with no reward between them, after which the run ends: more would only cost."""
+
+
+class RewardFaults:
+    """Errors of an environment's reward code since the last reward that it gave."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, error: Exception) -> None:
+        """Count one; ConfigError when the same has happened too often."""
+        name = f"{type(error).__name__}: {error}"
+        self._counts[name] += 1
+        if self._counts[name] >= MOST_REWARD_ERRORS:
+            raise ConfigError(
+                f"compute_reward failed {MOST_REWARD_ERRORS} times with the same error: {name}"
+            ) from error
+
+    def clear(self) -> None:
+        self._counts.clear()
 
 
 @dataclass(frozen=True)
@@ -48,14 +73,32 @@ RewardFunction = Callable[[Any, AgentResult, ToolContext], Awaitable[float | Ver
 """`compute_reward(item, result, ctx)` of an environment."""
 
 
+StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
+"""`start(item, ctx)` of an environment."""
+
+
+async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
+    raise AssertionError("a rollout without tools has no calls to run")
+
+
 class RolloutRunner:
     """Runs rollouts; shared by all groups of an environment."""
 
-    def __init__(self, pool: Pool, server: ModelServer, rewards: Rewards, reward: RewardFunction) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        server: ModelServer,
+        rewards: Rewards,
+        reward: RewardFunction,
+        faults: RewardFaults,
+        start: StartFunction | None = None,
+    ) -> None:
         self._pool = pool
         self._server = server
         self._rewards = rewards
         self._reward = reward
+        self._faults = faults
+        self._start = start
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
@@ -64,31 +107,48 @@ class RolloutRunner:
         rollout = ScoredRollout(record)
         try:
             result, frozen = await self._act(job, record)
-            if frozen is not None:
+            if result.trainable:
                 rollout = await self._score(job, result, frozen, record)
+        except AgentFault as fault:
+            self._blame(record, str(fault))
+        except SandboxDestroyed as error:
+            self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
-            rollout = ScoredRollout(record)
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
         return rollout
 
+    def _blame(self, record: RolloutRecord, why: str) -> None:
+        """The agent made its own rollout impossible to judge: a failure like any other, and trained on."""
+        record.outcome, record.error, record.trainable = Outcome.AGENT_FAULT.value, why, True
+        reward = self._rewards.compute(0.0, record.metrics)
+        record.verifier_score, record.score, record.reward_components = 0.0, reward.total, dict(reward.components)
+
     async def _act(self, job: RolloutJob, record: RolloutRecord) -> tuple[AgentResult, FrozenWorkspace | None]:
         """Let the agent work in its slot; fills the record. The slot is given back on return."""
+        if not job.tools.toolsets:
+            result = await self._loop(job, HandlerRuntime(_no_tool, [], job.rollout_id)).run(list(job.messages))
+            result.fill(record)
+            return result, None
         asked = time.monotonic()
-        async with self._lease(job) as sandbox:
+        async with self._lease(job, job.rollout_id) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
-            async with job.tools.runtime(sandbox, job.tool_config) as runtime:
+            if self._start is not None:
+                await self._start(job.item, SandboxContext(sandbox))
+            async with job.runtime(sandbox) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
             result.fill(record)
             if not result.trainable:
                 return result, None
-            return result, await FrozenWorkspace.take(sandbox, job.whole_layer)
+            if result.outcome is Outcome.AGENT_FAULT:
+                raise AgentFault(str(result.error))
+            return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
 
-    def _loop(self, job: RolloutJob, runtime: SandboxTools) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -97,42 +157,72 @@ class RolloutRunner:
             limits=job.limits,
             context=job.context,
             budget_config=job.budget,
+            on_activity=job.on_activity,
         )
 
     async def _score(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace, record: RolloutRecord
+        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
     ) -> ScoredRollout:
-        """Verify and reward; fills the record. A reward that fails makes the rollout untrainable, never a 0."""
+        """Verify and reward; fills the record. A fault is answered by verifying again, not by another rollout."""
         started = time.monotonic()
-        context = ToolContext(frozen, self._pool, job.spec, job.rollout_id, job.verifier_paths, self._call_tool(job))
+        seen: set[str] = set()
+        try:
+            while True:
+                try:
+                    return await self._verify(job, result, frozen, record)
+                except (SandboxFileError, CheckTimeout) as error:
+                    # What the agent left is missing, unreadable or does not end: that is its answer.
+                    raise AgentFault(f"{type(error).__name__}: {error}") from error
+                except (AgentFault, SandboxDestroyed):
+                    raise
+                except SandboxError as error:
+                    if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
+                        raise
+                    log.warning("verification of %s is tried again: %s", job.rollout_id, error)
+                    seen.add(repr(error))
+                except (
+                    Exception
+                ) as error:  # a fault of the reward code: recorded, logged with its traceback, never scored
+                    if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
+                        log.exception("reward of %s failed", job.rollout_id)
+                        _lose(record, REWARD_ERROR, f"{type(error).__name__}: {error}")
+                        self._faults.add(error)
+                        return ScoredRollout(record)
+                    seen.add(repr(error))
+        finally:
+            record.timing["verify_s"] = time.monotonic() - started
+            if frozen is not None:
+                await frozen.close()
+
+    async def _verify(
+        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
+    ) -> ScoredRollout:
+        task_id = f"{job.rollout_id}/verify"
+        # Without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from.
+        lease = self._lease(job, task_id) if frozen is None else self._pool.lease_from(frozen.start, task_id)
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
-        except SandboxError:
-            raise
-        except Exception as error:  # a fault of the reward code: recorded, logged with its traceback, never scored
-            log.exception("reward of %s failed", job.rollout_id)
-            _lose(record, REWARD_ERROR, f"{type(error).__name__}: {error}")
-            return ScoredRollout(record)
         finally:
             await context.close()
+        self._faults.clear()
         record.verifier_score = reward.verifier_score
         record.score = reward.total
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
-        record.timing["verify_s"] = time.monotonic() - started
         return ScoredRollout(record, tuple(float(value) for value in given.turn_rewards))
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
-            async with job.tools.runtime(sandbox, job.tool_config) as runtime:
+            async with job.runtime(sandbox) as runtime:
                 return (await runtime.checked_call(name, arguments)).text
 
         return call
 
-    def _lease(self, job: RolloutJob) -> AbstractAsyncContextManager[Sandbox]:
+    def _lease(self, job: RolloutJob, task_id: str) -> AbstractAsyncContextManager[Sandbox]:
         if job.snapshot is not None:
-            return self._pool.lease_from(job.snapshot, job.rollout_id, ttl_s=job.lease_ttl_s)
-        return self._pool.lease(job.rollout_id, job.spec, ttl_s=job.lease_ttl_s)
+            return self._pool.lease_from(job.snapshot, task_id, ttl_s=job.lease_ttl_s)
+        return self._pool.lease(task_id, job.spec, ttl_s=job.lease_ttl_s)
 
     def _new_record(self, job: RolloutJob) -> RolloutRecord:
         return RolloutRecord(

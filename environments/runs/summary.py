@@ -123,7 +123,9 @@ class Summary:
 def classify(record: RolloutRecord) -> str | None:
     """Why a rollout has no full score; None when it has."""
     if not record.trainable:
-        return f"infrastructure: {record.outcome}"
+        # `prepare` and `compute_reward` are the environment's own code: their errors are not the infrastructure's.
+        whose = "environment" if record.outcome in ("prepare_error", "reward_error") else "infrastructure"
+        return f"{whose}: {record.outcome}"
     if record.verifier_score is None:
         return "unscored"
     if record.verifier_score >= FULL_SCORE:
@@ -293,10 +295,10 @@ def _causes(row: Slice) -> Table:
 def _losses_text(row: Slice) -> str:
     losses = row.losses
     if not losses.rollouts:
-        return "Nothing was lost to infrastructure."
+        return "No rollout was lost."
     causes = ", ".join(f"{count} {name}" for name, count in losses.by_cause.items())
     return (
-        f"Lost to infrastructure: {losses.rollouts} of {row.rollouts} rollouts ({causes}), "
+        f"Lost, not scored: {losses.rollouts} of {row.rollouts} rollouts ({causes}), "
         f"worth {losses.points:.1f} points; counted as zeros they would "
         f"lower the mean from {_number(row.mean_score)} to {_number(losses.mean_if_zero)}."
     )

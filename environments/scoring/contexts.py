@@ -1,40 +1,46 @@
 """`ToolContext`: what `compute_reward(item, result, ctx)` works with, and the frozen workspace below it.
 
-The agent's processes are stopped before its workspace is copied to the host, and only the workspace is copied. Every
-call of a verifier goes to a *fork*: a fresh slot with those files, made on the first call that needs it. Whatever the
-agent did to bash, python or the home directory outside the workspace is not there. What it left in the verifier's own
-paths is removed first; tests are put in afterwards, from the host. `ctx.agent_state` reads what the agent left,
-untouched. The slot of the rollout can be given back before another is asked for, so rollouts never hold one slot while
-they wait for a second.
+The agent's processes are stopped, and its workspace is kept as a snapshot on the host of its slot. Every call of a
+verifier goes to a *fork*: a fresh slot with those files, made on the first call that needs it. Whatever the agent did
+to bash, python or the home directory outside the workspace is not there. What it left in the verifier's own paths is
+removed first; tests are put in afterwards, from the host. `ctx.agent_state` reads what the agent left, untouched; only
+then is the workspace copied to this machine. The slot of the rollout is given back before another is asked for, so
+rollouts never hold one slot while they wait for a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import errno
 import json
+import logging
 import os
 import shlex
-import shutil
 import stat
-import tempfile
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from environments.sandboxes import Pool, Sandbox
-from sandbox_pool.journal.owner import Owner, is_alive, this_process
+from environments.sandboxes import Pool, Sandbox, drop_if_there
+from environments.scoring.verification import AgentFault, CheckTimeout
+from sandbox_pool.client.process import Process
+from sandbox_pool.client.trees import TreeLimits
+from sandbox_pool.errors import SandboxFileError
+from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
-from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.server.host_files import remove_tree
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 CallTool = Callable[[Sandbox, str, dict[str, Any]], Awaitable[str]]
 """Runs one tool of the model on a sandbox and gives the text that the model would read."""
 
 EXEC_TIMEOUT_S = 180.0
+MAX_READ_BYTES = 64 << 20
+"""The longest file or output that is read into memory: what an agent wrote must not fill the trainer's."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,19 @@ class SearchHit:
     text: str
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one call gave: a value, or the names of the exception's classes."""
+
+    returned: Any = None
+    raises: tuple[str, ...] = ()
+    why: str = ""
+
+
 class SandboxContext:
     """Async calls on a sandbox. Relative paths start at the workspace."""
+
+    _environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, sandbox: Sandbox, call_tool: CallTool | None = None) -> None:
         self._sandbox = sandbox
@@ -57,24 +74,63 @@ class SandboxContext:
         """The sandbox that the calls go to."""
         return self._sandbox
 
-    async def exec(self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S) -> ExecResult:
-        """Run a bash command; `output` is whole, however long."""
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float = EXEC_TIMEOUT_S,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        merge_stderr: bool = True,
+        user: str | None = None,
+        may_time_out: bool = False,
+    ) -> ExecResult:
+        """Run a bash command; `output` is whole up to 64 MiB, and beyond that `truncation` says what is left out.
+
+        Raises CheckTimeout after `timeout_s`, since exit code 124 is easily read as an answer. With `may_time_out` the
+        result says so instead. `user` runs it as another user of the slot, which only root there can.
+        """
         sandbox = await self.sandbox()
-        result = await sandbox.exec(command, timeout_s=timeout_s)
+        result = await sandbox.exec(
+            command if user is None else f"runuser -u {shlex.quote(user)} -- bash -c {shlex.quote(command)}",
+            timeout_s=timeout_s,
+            cwd=cwd,
+            env={**self._environment, **(env or {})},
+            stdin=stdin,
+            merge_stderr=merge_stderr,
+        )
+        if result.timed_out and not may_time_out:
+            raise CheckTimeout(f"`{command[:200]}` takes longer than {timeout_s:g} s")
         if result.truncation is None:
             return result
-        whole = await sandbox.read_file(result.truncation.log_path)
-        values = {**vars(result), "output": whole.decode("utf-8", "replace"), "truncation": None}
-        return ExecResult(**values)
+        # The log is in the slot, where the command could have put something else in its place.
+        try:
+            whole = await sandbox.read_file(result.truncation.log_path, length=MAX_READ_BYTES + 1)
+        except SandboxFileError:
+            return result
+        if len(whole) > MAX_READ_BYTES:
+            return result
+        return replace(result, output=whole.decode("utf-8", "replace"), truncation=None)
+
+    async def spawn(
+        self, command: str, *, pty: bool = False, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start a background process."""
+        sandbox = await self.sandbox()
+        return await sandbox.spawn(command, pty=pty, cwd=cwd, env={**self._environment, **(env or {})})
 
     async def terminal(self, command: str, timeout: float = EXEC_TIMEOUT_S) -> dict[str, Any]:
-        """Run a bash command; hermes-agent's shape (output, exit_code), and timed_out."""
+        """Run a bash command; hermes-agent's shape (output, exit_code). CheckTimeout when it takes longer."""
         result = await self.exec(command, timeout_s=timeout)
-        return {"output": result.output, "exit_code": result.exit_code, "timed_out": result.timed_out}
+        return {"output": result.output, "exit_code": result.exit_code}
 
-    async def read_file(self, path: str) -> bytes:
-        """Whole content; OSError when it cannot be read."""
-        return await (await self.sandbox()).read_file(path)
+    async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Whole content; OSError when it cannot be read, or is longer than `max_bytes`."""
+        data = await (await self.sandbox()).read_file(path, length=max_bytes + 1)
+        if len(data) > max_bytes:
+            raise SandboxFileError(errno.EFBIG, f"longer than {max_bytes} bytes", path)
+        return data
 
     async def write_file(self, path: str, data: bytes | str) -> None:
         """Create or replace a file, with its parent directories."""
@@ -84,7 +140,7 @@ class SandboxContext:
         """What is there, without following a symlink; OSError when nothing is."""
         found = await (await self.sandbox()).stat(path)
         if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise SandboxFileError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
     async def list_dir(self, path: str = ".") -> Sequence[str]:
@@ -99,12 +155,12 @@ class SandboxContext:
         await (await self.sandbox()).upload(_existing(local, file=False), remote)
 
     async def download_file(self, remote: str, local: str | Path) -> None:
-        """Copy a file out of the sandbox, byte for byte."""
-        await (await self.sandbox()).download(remote, Path(local))
+        """Copy a file out of the sandbox, byte for byte; OSError for a link or a directory."""
+        await (await self.sandbox()).download(remote, Path(local), kind="f")
 
     async def download_dir(self, remote: str, local: str | Path) -> None:
-        """Copy a directory out of the sandbox."""
-        await (await self.sandbox()).download(remote, Path(local))
+        """Copy a directory out of the sandbox. Links that may lead out of it are left out: the agent made them."""
+        await (await self.sandbox()).download(remote, Path(local), kind="d", links=False)
 
     async def search(self, pattern: str, path: str = ".") -> list[SearchHit]:
         """Every line below `path` that matches an extended regular expression."""
@@ -146,106 +202,122 @@ def _hit(line: str) -> SearchHit:
     return SearchHit(path, int(number), text)
 
 
-_swept: set[tuple[int, Path]] = set()
-_lock = threading.Lock()
-
-
-def make_owned_folder(prefix: str, root: Path | None = None) -> Path:
-    """A new empty folder of this process; the first call also removes what killed processes left."""
-    root = root or Path(tempfile.gettempdir()) / f"hermes-rl-folders-{os.getuid()}"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = root / this_process().tag()
-    with _lock:
-        if (os.getpid(), root) not in _swept:
-            sweep(root)
-            atexit.register(shutil.rmtree, own, ignore_errors=True)
-            _swept.add((os.getpid(), root))
-        own.mkdir(mode=0o700, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=own))
-
-
-def sweep(root: Path) -> list[Path]:
-    """Remove the folders of processes that are gone; which ones."""
-    removed = []
-    for folder in root.iterdir():
-        try:
-            owner = Owner.parse(folder.name)
-        except ValueError:
-            continue  # not one of ours
-        if not is_alive(owner, heartbeat_age_s=None):
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder)
-    return removed
-
-
 MAX_LINKS = 40
+STATE_LIMITS = TreeLimits(size=4 << 30, entries=200_000)
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FrozenWorkspace:
-    """A copy of a workspace on the host. `close` removes it."""
+    """What an agent left, as snapshots on the host of its slot. `close` drops them."""
 
-    def __init__(self, directory: Path, workdir: str) -> None:
-        self._directory = directory
-        self.layer: str | None = None
-        """Snapshot of the slot's whole writable layer, when that was asked for."""
-        self.files = directory / "workspace"
-        self.agent_state = AgentState(self.files, workdir)
+    def __init__(self, pool: Pool, workdir: str) -> None:
+        self._pool = pool
+        self._workdir = workdir
+        self._snapshots: list[str] = []
+        self._copy: Path | None = None
+        self._copying = asyncio.Lock()
+        self.agent_state = AgentState(self._copied, workdir)
 
     @classmethod
-    async def take(cls, sandbox: Sandbox, whole_layer: bool = False) -> FrozenWorkspace:
-        """Stop the agent's processes and copy its workspace; with `whole_layer` keep everything else it wrote too."""
+    async def take(cls, sandbox: Sandbox, pool: Pool, whole_layer: bool = False) -> FrozenWorkspace:
+        """Stop the agent's processes and keep its workspace; with `whole_layer` keep everything else it wrote too.
+
+        Raises AgentFault when there is no workspace to keep.
+        """
         await sandbox.stop_processes()
-        directory = await asyncio.to_thread(make_owned_folder, "frozen-")
-        frozen = cls(directory, sandbox.workdir)
+        frozen = cls(pool, sandbox.workdir)
         try:
-            await sandbox.download(sandbox.workdir, frozen.files)
+            found = await sandbox.stat(sandbox.workdir)
+            if found is None or found.kind != "dir":
+                raise AgentFault(f"the workspace is {'gone' if found is None else 'not a folder: ' + found.kind}")
+            frozen._snapshots.append(await sandbox.snapshot(workspace=True))
             if whole_layer:
-                frozen.layer = await sandbox.snapshot()
+                frozen._snapshots.append(await sandbox.snapshot())
+        except SandboxFileError as error:
+            await frozen.close()
+            raise AgentFault(f"the workspace cannot be read: {error}") from error
         except BaseException:
             await frozen.close()
             raise
         return frozen
 
-    async def put_into(self, sandbox: Sandbox) -> None:
-        """Lay the workspace out in a fresh slot."""
-        await sandbox.upload(self.files, sandbox.workdir)
+    @property
+    def start(self) -> str:
+        """The snapshot that verification starts from."""
+        return self._snapshots[-1]
+
+    async def _copied(self) -> Path:
+        """The workspace on this machine; copied on first use, since few verifiers ask for it."""
+        async with self._copying:
+            if self._copy is None:
+                folder = await asyncio.to_thread(make_owned_folder, "frozen-")
+                try:
+                    await self._pool.download_snapshot(self._snapshots[0], folder / "workspace", STATE_LIMITS)
+                except BaseException:
+                    await asyncio.to_thread(remove_tree, folder)
+                    raise
+                self._copy = folder
+            return self._copy / "workspace"
 
     async def close(self) -> None:
-        """Remove the copy from the host."""
-        await asyncio.to_thread(shutil.rmtree, self._directory, True)
+        """Drop the snapshots, and the copy on this machine."""
+        for snapshot in self._snapshots:
+            await drop_if_there(self._pool, snapshot)
+        self._snapshots.clear()
+        if self._copy is not None and (problems := await asyncio.to_thread(remove_tree, self._copy)):
+            log.warning("a copy of a workspace stays until this process ends: %s", "; ".join(problems))
 
 
 class AgentState:
     """Reads the workspace as the agent left it, whatever a verifier has done since in its own copy.
 
-    Symlinks are followed inside the workspace only: the agent decides where they lead, and it must not
-    reach the host's files.
+    Symlinks are followed inside the workspace only: the agent decides where they lead, and it must not reach the
+    host's files. Every folder on the way is opened by its descriptor, so the host itself follows none.
     """
 
-    def __init__(self, root: Path, workdir: str) -> None:
-        self._root = root
+    def __init__(self, copied: Callable[[], Awaitable[Path]], workdir: str) -> None:
+        self._copied = copied
         self._workdir = PurePosixPath(workdir)
 
-    async def read_file(self, path: str) -> bytes:
-        """Whole content of a file; OSError when it is missing."""
-        return await asyncio.to_thread(self._read, path)
+    async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Whole content of a file; OSError when it is missing, or longer than `max_bytes`."""
+        return await self._off_loop(path, lambda root: self._read(root, path, max_bytes))
 
     async def stat(self, path: str) -> FileStat:
         """What is there, without following a symlink at the end; OSError when nothing is."""
-        return await asyncio.to_thread(self._stat, path)
+        return await self._off_loop(path, lambda root: self._stat(root, path))
 
     async def list_dir(self, path: str = ".") -> Sequence[str]:
         """Names in a directory, sorted; OSError when it is not a directory."""
-        return await asyncio.to_thread(lambda: sorted(e.name for e in self._resolve(path, follow=True).iterdir()))
+        return await self._off_loop(path, lambda root: self._list(root, path))
 
-    def _read(self, path: str) -> bytes:
-        real = self._resolve(path, follow=True)
-        if not stat.S_ISREG(os.lstat(real).st_mode):
-            raise OSError(errno.EISDIR if real.is_dir() else errno.EINVAL, "not a regular file", path)
-        return real.read_bytes()
+    async def _off_loop(self, path: str, read: Callable[[Path], T]) -> T:
+        try:
+            return await asyncio.to_thread(read, await self._copied())
+        except SandboxFileError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+            raise SandboxFileError(number or errno.EINVAL, text or str(error), path) from error
 
-    def _stat(self, path: str) -> FileStat:
-        info = os.lstat(self._resolve(path, follow=False))
+    def _read(self, root: Path, path: str, max_bytes: int) -> bytes:
+        with self._found(root, path, follow=True) as (parent, name):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=parent)
+            try:
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file", path)
+                if info.st_size > max_bytes:
+                    raise OSError(errno.EFBIG, f"longer than {max_bytes} bytes", path)
+                with os.fdopen(fd, "rb", closefd=False) as file:
+                    return file.read(max_bytes)
+            finally:
+                os.close(fd)
+
+    def _stat(self, root: Path, path: str) -> FileStat:
+        with self._found(root, path, follow=False) as (parent, name):
+            info = os.stat(name, dir_fd=parent, follow_symlinks=False)
         kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink"}
         return FileStat(
             kind=kinds.get(stat.S_IFMT(info.st_mode), "other"),
@@ -254,28 +326,45 @@ class AgentState:
             mtime_ns=info.st_mtime_ns,
         )
 
-    def _resolve(self, path: str, follow: bool) -> Path:
-        """The host path of a workspace path, every symlink on the way resolved as if the workspace were alone."""
+    def _list(self, root: Path, path: str) -> list[str]:
+        with self._found(root, path, follow=True) as (parent, name):
+            fd = os.open(name, DIRECTORY, dir_fd=parent)
+            try:
+                return sorted(entry.name for entry in os.scandir(fd))
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def _found(self, root: Path, path: str, follow: bool) -> Iterator[tuple[int, str]]:
+        """Descriptor of the folder that holds the path, and its name there: links are resolved as if the workspace
+        were all there is."""
+        way = [os.open(root, DIRECTORY)]
         todo = list(reversed(self._inside(PurePosixPath(path), path)))
-        done: list[str] = []
-        links = 0
-        while todo:
-            part = todo.pop()
-            if part == "..":
-                done = done[:-1]
-                continue
-            here = self._root.joinpath(*done, part)
-            if here.is_symlink() and (todo or follow):
-                links += 1
-                if links > MAX_LINKS:
-                    raise OSError(errno.ELOOP, "too many levels of symbolic links", path)
-                target = PurePosixPath(here.readlink())
-                if target.is_absolute():
-                    done = []
-                todo += reversed(self._inside(target, path) if target.is_absolute() else target.parts)
-                continue
-            done.append(part)
-        return self._root.joinpath(*done)
+        name, links = ".", 0
+        try:
+            while todo:
+                name = todo.pop()
+                if name == "..":
+                    name = "."
+                    if len(way) > 1:
+                        os.close(way.pop())
+                    continue
+                if stat.S_ISLNK(os.stat(name, dir_fd=way[-1], follow_symlinks=False).st_mode) and (todo or follow):
+                    links += 1
+                    if links > MAX_LINKS:
+                        raise OSError(errno.ELOOP, "too many levels of symbolic links", path)
+                    target = PurePosixPath(os.readlink(name, dir_fd=way[-1]))
+                    name = "."
+                    while target.is_absolute() and len(way) > 1:
+                        os.close(way.pop())
+                    todo += reversed(self._inside(target, path))
+                elif todo:
+                    way.append(os.open(name, DIRECTORY, dir_fd=way[-1]))
+                    name = "."
+            yield way[-1], name
+        finally:
+            for fd in way:
+                os.close(fd)
 
     def _inside(self, path: PurePosixPath, asked: str) -> list[str]:
         if path.is_absolute():
@@ -285,25 +374,22 @@ class AgentState:
         return [part for part in path.parts if part != "."]
 
 
-CLEAN_ENVIRONMENT = "export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1; unset PYTHONPATH PYTHONSTARTUP BASH_ENV ENV"
-"""Run first in a fork: packages that the agent installed for its user must not be picked up."""
-
-
 class ToolContext(SandboxContext):
     """A frozen workspace and the fork that verification runs in. Owned by the environment, which closes it."""
 
+    # Packages that the agent installed for its user must not be picked up.
+    _environment: ClassVar[Mapping[str, str]] = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
     def __init__(
         self,
-        frozen: FrozenWorkspace,
-        pool: Pool,
-        spec: SandboxSpec,
+        lease: AbstractAsyncContextManager[Sandbox],
+        frozen: FrozenWorkspace | None,
         task_id: str,
         verifier_paths: Sequence[str] = (),
         call_tool: CallTool | None = None,
     ) -> None:
+        self._lease = lease
         self._frozen = frozen
-        self._pool = pool
-        self._spec = spec
         self._task_id = task_id
         self._verifier_paths = tuple(verifier_paths)
         self._call_tool = call_tool
@@ -319,6 +405,8 @@ class ToolContext(SandboxContext):
     @property
     def agent_state(self) -> AgentState:
         """The workspace as the agent left it, read-only."""
+        if self._frozen is None:
+            raise RuntimeError("the agent had no tools and so no workspace (env.enabled_toolsets is empty)")
         return self._frozen.agent_state
 
     async def sandbox(self) -> Sandbox:
@@ -328,30 +416,54 @@ class ToolContext(SandboxContext):
                 self._fork = await self._make_fork()
             return self._fork
 
+    async def ask_python(
+        self,
+        module: str,
+        calls: Sequence[tuple[str, Sequence[Any]]],
+        *,
+        python: str = "python3",
+        timeout_s: float = 30.0,
+    ) -> list[Answer]:
+        """What functions of a Python file of the workspace return, for you to compare: nothing there decides the score.
+
+        `calls` are names of functions with their arguments, plain data both ways. Code that crashes, hangs or answers
+        something else gives answers that raise `NoAnswer`.
+        """
+        from environments.code_tasks.hidden_tests import NoAnswers, ask
+        from environments.code_tasks.solver import decode, encode
+
+        steps = [
+            [{"op": "call", "target": name, "bind": None, "args": encode(list(arguments)), "kwargs": encode({})}]
+            for name, arguments in calls
+        ]
+        try:
+            given = await ask(self, module, steps, python=python, timeout_s=timeout_s)
+            return [
+                Answer(raises=tuple(one["raises"]))
+                if "raises" in one
+                else Answer(decode(one["returns"]))
+                if "returns" in one
+                else Answer(raises=("NoAnswer",), why=one["odd"])
+                for [one] in given
+            ]
+        except (NoAnswers, ValueError, RecursionError) as error:
+            return [Answer(raises=("NoAnswer",), why=str(error))] * len(steps)
+
     async def put_tests(self, files: Mapping[str, bytes | str]) -> None:
-        """Write files from the host over whatever the agent had at these paths, a directory or a symlink included."""
+        """Write files from the host over whatever the agent had at these paths, a directory or a symlink included.
+
+        Their exit code can be cheated: what they import (unittest.py, conftest.py) may be the agent's, and its code can
+        end the process. Prefer `ask_python`, or run the agent's program with `exec` and compare what it prints.
+        """
         await self.remove(*files)
         for path, data in files.items():
             await self.write_file(path, data)
 
     async def close(self) -> None:
-        """Give back the fork and the snapshot it came from, and remove the frozen copy."""
-        try:
-            await self._stack.aclose()
-            if self._frozen.layer is not None:
-                layer, self._frozen.layer = self._frozen.layer, None
-                await self._pool.drop_snapshot(layer)
-        finally:
-            await self._frozen.close()
+        """Give back the fork. What it came from stays, for another try."""
+        await self._stack.aclose()
 
     async def _make_fork(self) -> Sandbox:
-        task_id = f"{self._task_id}/verify"
-        if self._frozen.layer is not None:
-            fork = await self._stack.enter_async_context(self._pool.lease_from(self._frozen.layer, task_id))
-        else:
-            fork = await self._stack.enter_async_context(self._pool.lease(task_id, self._spec))
-            await self._frozen.put_into(fork)
-        context = SandboxContext(fork)
-        await context.exec(CLEAN_ENVIRONMENT)
-        await context.remove(*self._verifier_paths)
+        fork = await self._stack.enter_async_context(self._lease)
+        await SandboxContext(fork).remove(*self._verifier_paths)
         return fork

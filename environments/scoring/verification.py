@@ -18,7 +18,7 @@ class VerifierContext(Protocol):
     """The five calls that task set-up and verification are written in."""
 
     async def exec(self, command: str, *, timeout_s: float = 60.0) -> ExecResult:
-        """Run a bash command in the workspace."""
+        """Run a bash command in the workspace; raises CheckTimeout when it takes longer."""
 
     async def read_file(self, path: str) -> bytes:
         """Whole content, byte-exact, following symlinks; OSError when it cannot be read."""
@@ -45,6 +45,14 @@ class Verdict:
     def of(cls, failures: Sequence[str]) -> Verdict:
         """Full score without failures, none with any."""
         return cls(score=0.0 if failures else 1.0, failures=tuple(failures))
+
+
+class AgentFault(Exception):
+    """The agent destroyed what it was to be judged by. It ends as `agent_fault`, with a score of 0."""
+
+
+class CheckTimeout(TimeoutError):
+    """A command of a check took longer than it may. What the agent left decides that, so it counts as `agent_fault`."""
 
 
 class SetupFailed(RuntimeError):

@@ -18,9 +18,10 @@ from typing import Protocol
 
 import orjson
 
-from environments.scoring.verification import VerifierContext, read_or_none, stat_or_none
+from environments.scoring.verification import CheckTimeout, VerifierContext, read_or_none, stat_or_none
 
 SHOWN_CHARS = 80
+SCRIPT_TIMEOUT_S = 10.0
 MAX_UNPACKED_BYTES = 10_000_000
 
 
@@ -210,7 +211,10 @@ class ScriptPrints:
     async def failure(self, ctx: VerifierContext) -> str | None:
         start = f"./{self.script}" if self.direct else f"bash {shlex.quote(self.script)}"
         command = " ".join([start, *map(shlex.quote, self.arguments)])
-        result = await ctx.exec(command, timeout_s=10.0)
+        try:
+            result = await ctx.exec(command, timeout_s=SCRIPT_TIMEOUT_S)
+        except CheckTimeout:
+            return f"`{command}` takes longer than {SCRIPT_TIMEOUT_S:g} s"
         if result.exit_code != self.exit_code:
             return f"`{command}` exits {result.exit_code} instead of {self.exit_code}"
         if _loose(result.output) != _loose(self.printed):

@@ -8,6 +8,7 @@ which no task here leads to.
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from environments.terminal_tasks.checks import show
 
 MAX_OBJECT_BYTES = 1_000_000
 MAX_HISTORY = 50
+MAX_ENTRIES = 1000
+MAX_DEPTH = 50
+OBJECT_ID = re.compile(r"[0-9a-f]{40}")
 
 
 class Unreadable(Exception):
@@ -41,7 +45,7 @@ class Repository:
     async def head_branch(self) -> str:
         """Name of the branch that is checked out."""
         head = (await read_or_none(self._ctx, f"{self._git}/HEAD") or b"").decode(errors="replace").strip()
-        if not head.startswith("ref: refs/heads/"):
+        if not head.startswith("ref: refs/heads/") or not head.isprintable():
             raise Unreadable(f"{self._git}/HEAD is on no branch")
         return head.removeprefix("ref: refs/heads/")
 
@@ -63,7 +67,9 @@ class Repository:
         header, _, message = body.decode(errors="replace").partition("\n\n")
         fields = [line.partition(" ")[::2] for line in header.splitlines()]
         if kind == "tag":
-            return await self.commit(dict(fields).get("object", ""))
+            kind, body = await self._object(dict(fields).get("object", ""))
+            header, _, message = body.decode(errors="replace").partition("\n\n")
+            fields = [line.partition(" ")[::2] for line in header.splitlines()]
         if kind != "commit":
             raise Unreadable(f"{object_id} in {self._git} is not a commit")
         parents = tuple(value for key, value in fields if key == "parent")
@@ -79,24 +85,31 @@ class Repository:
             object_id = commits[-1].parents[0]
         return commits
 
-    async def files(self, tree_id: str, prefix: str = "") -> dict[str, bytes]:
+    async def files(self, tree_id: str) -> dict[str, bytes]:
         """Path and content of every file of a tree."""
-        kind, body = await self._object(tree_id)
-        if kind != "tree":
-            raise Unreadable(f"{tree_id} in {self._git} is not a tree")
         found: dict[str, bytes] = {}
-        while body:
-            head, _, rest = body.partition(b"\0")
-            mode, _, name = head.partition(b" ")
-            child, body = rest[:20].hex(), rest[20:]
-            path = prefix + name.decode(errors="replace")
-            if mode == b"40000":
-                found.update(await self.files(child, path + "/"))
-            else:
-                found[path] = (await self._object(child))[1]
+        todo = [(tree_id, "")]
+        while todo:
+            tree, prefix = todo.pop()
+            kind, body = await self._object(tree)
+            if kind != "tree":
+                raise Unreadable(f"{tree} in {self._git} is not a tree")
+            while body:
+                head, _, rest = body.partition(b"\0")
+                mode, _, name = head.partition(b" ")
+                child, body = rest[:20].hex(), rest[20:]
+                path = prefix + name.decode(errors="replace")
+                if len(found) + len(todo) > MAX_ENTRIES or path.count("/") > MAX_DEPTH:
+                    raise Unreadable(f"{self._git} holds a tree that is too large")
+                if mode == b"40000":
+                    todo.append((child, path + "/"))
+                else:
+                    found[path] = (await self._object(child))[1]
         return found
 
     async def _object(self, object_id: str) -> tuple[str, bytes]:
+        if not OBJECT_ID.fullmatch(object_id):
+            raise Unreadable(f"{self._git} refers to {show(object_id)}, which is not an object")
         raw = await read_or_none(self._ctx, f"{self._git}/objects/{object_id[:2]}/{object_id[2:]}")
         if raw is None:
             raise Unreadable(f"{self._git} has no loose object {show(object_id)}")

@@ -14,6 +14,7 @@ from typing import Any, cast
 from sandbox_pool.errors import (
     IsolationUnavailable,
     ProtocolError,
+    SandboxDestroyed,
     SandboxError,
     SandboxFileError,
     SandboxLost,
@@ -29,6 +30,7 @@ Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
 _KINDS: Mapping[str, type[SandboxError]] = {
     "stale": StaleLease,
     "lost": SandboxLost,
+    "destroyed": SandboxDestroyed,
     "protocol": ProtocolError,
     "isolation": IsolationUnavailable,
     "scratch": ScratchFull,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandbox_pool.client.connection import Connection, Dial, dial
 from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.client.trees import TreeLimits, unpack_layer
 from sandbox_pool.server.serving import wire
 from sandbox_pool.spec import SandboxSpec
 
@@ -141,6 +143,12 @@ class HostClient:
     def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
         """A snapshot as bytes, to be imported on another host."""
         return self.connection.stream({"op": "export_snapshot", "snapshot": snapshot})
+
+    async def download_snapshot(self, snapshot: str, workdir: str, local: Path, limits: TreeLimits) -> None:
+        """Copy the working directory of a snapshot that holds nothing else to this machine; no slot is needed."""
+        # Slots without a root of their own keep their working directory at the top of the layer.
+        folder = workdir.strip("/") if self.info.isolation == "namespaces" else workdir.rstrip("/").rpartition("/")[2]
+        await unpack_layer(self.export_snapshot(snapshot), folder, local, limits)
 
     async def import_snapshot(self, chunks: AsyncIterable[bytes]) -> str:
         """The inverse of `export_snapshot`; returns the snapshot's id on this host."""

@@ -11,10 +11,10 @@ import struct
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sandbox_pool.client.process import Process
-from sandbox_pool.client.trees import is_tree, pack_local, unpack_local
+from sandbox_pool.client.trees import TreeLimits, is_tree, pack_local, unpack_local
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.results import ExecResult, FileStat, Truncation
 from sandbox_pool.task_set import TaskSet
@@ -152,9 +152,22 @@ class Sandbox:
                 return remote
         return f"{remote.rstrip('/')}/{name}"
 
-    async def download(self, remote: str, local: Path | str) -> None:
-        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside it."""
-        await unpack_local(self._connection.stream(self._header("pack", path=remote)), Path(local), remote)
+    async def download(
+        self,
+        remote: str,
+        local: Path | str,
+        limits: TreeLimits | None = None,
+        *,
+        kind: Literal["", "f", "d"] = "",
+        links: bool = True,
+    ) -> None:
+        """Copy a file or tree out of the slot. A file downloaded to an existing directory goes inside it.
+
+        Give `kind` to refuse anything but a file or a tree. Without `links` a link that may lead out of the tree is
+        left out: an agent decides where links lead.
+        """
+        stream = self._connection.stream(self._header("pack", path=remote))
+        await unpack_local(stream, Path(local), remote, limits, kind=kind, links=links)
 
     async def spawn(
         self, command: str, *, pty: bool = False, cwd: str | None = None, env: Mapping[str, str] | None = None
@@ -173,9 +186,15 @@ class Sandbox:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
         return int((await self._ask("stop_processes"))["count"])
 
-    async def snapshot(self) -> str:
-        """Keep the files as they are now, for other leases to start from; returns its id on this host."""
-        return str((await self._ask("snapshot", rid=uuid.uuid4().hex))["snapshot"])
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
+        """Keep the files as they are now, for other leases to start from; returns its id on this host.
+
+        With `workspace` only the working directory is kept: forks have a clean system otherwise. A lease that starts
+        from a snapshot has a shell of its own, in the working directory. `keep_state` hands on the folder, variables,
+        functions and aliases of this one: whoever ran commands here then decides what later ones mean.
+        """
+        header = await self._ask("snapshot", rid=uuid.uuid4().hex, workspace=workspace, keep_state=keep_state)
+        return str(header["snapshot"])
 
     @contextlib.asynccontextmanager
     async def serve(self, path: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:

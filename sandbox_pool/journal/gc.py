@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_pool.config import rank
 from sandbox_pool.journal.journal import Journal, JournalHost, JournalOwner
 from sandbox_pool.journal.owner import Owner, is_alive
 from sandbox_pool.providers.base import Closes, HostRecord, Provider, ProviderContext, load_provider
 
 STOP_TIMEOUT_S = 120.0
+LIST_TIMEOUT_S = 30.0
+INTENT_EXPIRES_S = 3600.0
+"""After so long a host that was never seen running is gone: a slot server without a client ends itself in minutes."""
 AT_ONCE = 8
 """Hosts destroyed at the same time."""
 
@@ -30,7 +34,7 @@ class GcAction:
     name: str
     provider: str
     done: str
-    """destroyed, failed or kept"""
+    """destroyed; failed; kept or expired (its place cannot be reached, and it was never seen running)"""
     reason: str
 
     def text(self) -> str:
@@ -96,76 +100,97 @@ def claim_running(
 async def collect_orphans(
     journal: Journal, state_dir: Path, me: Owner, *, places: Iterable[ProviderPlace] = ()
 ) -> GcReport:
-    """Destroy every host without a living owner: those in the journal, then those only their provider knows.
+    """Destroy every host without a living owner: those in the journal, and those only their provider knows.
 
-    The given providers and this machine are listed even when the journal does not mention them.
+    The given providers and this machine are listed even when the journal does not mention them. A place that cannot be
+    reached is told of and keeps no other from being cleaned.
     """
-    report = GcReport()
     await asyncio.to_thread(journal.beat, me)
     live = Liveness(await asyncio.to_thread(journal.owners))
     recorded = await asyncio.to_thread(journal.hosts)
-    limit = asyncio.Semaphore(AT_ONCE)
-    orphans = [host for host in recorded if not live.alive(host.owner)]
-    await asyncio.gather(*(_destroy_recorded(journal, state_dir, me, host, report, limit) for host in orphans))
-    known = {host.name for host in recorded}
-    for name, settings in _places(recorded, places):
-        await _destroy_unrecorded(name, settings, state_dir, me, live, known, report, limit)
+    collection = _Collection(journal, state_dir, me, live, {host.name for host in recorded})
+    asked = {_key(*place) for place in places}
+    by_place: dict[str, tuple[ProviderPlace, list[JournalHost]]] = {}
+    for place in (default_place("local"), *places):
+        by_place[_key(*place)] = place, []
+    for host in recorded:
+        _, orphans = by_place.setdefault(_key(host.provider, host.settings), ((host.provider, host.settings), []))
+        if not live.alive(host.owner):
+            orphans.append(host)
+    await asyncio.gather(
+        *(collection.visit(place, orphans, asked=key in asked) for key, (place, orphans) in by_place.items())
+    )
     for tag, owner in (await asyncio.to_thread(journal.owners)).items():
         if tag != me.tag() and not live.alive(owner.owner.tag()):
             await asyncio.to_thread(journal.forget_owner, tag)
-    return report
+    return collection.report
 
 
-def _places(recorded: list[JournalHost], places: Iterable[ProviderPlace]) -> list[ProviderPlace]:
-    """Every provider, with every setting it was used with, once."""
-    known = [default_place("local"), *places, *((host.provider, host.settings) for host in recorded)]
-    return list(
-        {
-            json.dumps([name, settings], sort_keys=True, default=str): (name, settings) for name, settings in known
-        }.values()
-    )
+def _key(provider: str, settings: dict[str, Any]) -> str:
+    return json.dumps([provider, settings], sort_keys=True, default=str)
 
 
-async def _destroy_recorded(
-    journal: Journal, state_dir: Path, me: Owner, host: JournalHost, report: GcReport, limit: asyncio.Semaphore
-) -> None:
-    if not await asyncio.to_thread(journal.claim, host.name, dead=host.owner, claimant=me):
-        return
-    reason = f"its owner (pid {Owner.parse(host.owner).pid}) is dead; it was {host.state}"
-    async with limit:
-        error = await _stop(host.provider, host.settings, state_dir, me, host.name)
-    if error is None:
-        await asyncio.to_thread(journal.forget, host.name)
-        report.actions.append(GcAction(host.name, host.provider, "destroyed", reason))
-    else:
-        report.actions.append(GcAction(host.name, host.provider, "failed", error))
+class _Collection:
+    """One collection over all places."""
 
+    def __init__(self, journal: Journal, state_dir: Path, me: Owner, live: Liveness, known: set[str]) -> None:
+        self._journal = journal
+        self._state_dir = state_dir
+        self._me = me
+        self._live = live
+        self._known = known
+        self._limit = asyncio.Semaphore(AT_ONCE)
+        self.report = GcReport()
 
-async def _destroy_unrecorded(
-    name: str,
-    settings: dict[str, Any],
-    state_dir: Path,
-    me: Owner,
-    live: Liveness,
-    known: set[str],
-    report: GcReport,
-    limit: asyncio.Semaphore,
-) -> None:
-    try:
-        records = await _list(name, settings, state_dir, me)
-    except Exception as error:  # noqa: BLE001 - one provider that cannot be asked must not keep others from being cleaned
-        report.actions.append(GcAction("*", name, "failed", f"cannot be listed: {error}"))
-        return
-    orphans = [record for record in records if record.name not in known and not live.alive(record.owner)]
-    known.update(record.name for record in orphans)
+    async def visit(self, place: ProviderPlace, orphans: list[JournalHost], *, asked: bool) -> None:
+        """Clean one place. Nothing is asked of one that does not even list what it has."""
+        name, settings = place
+        try:
+            records = await _list(name, settings, self._state_dir, self._me)
+        except Exception as error:  # noqa: BLE001 - one place that cannot be asked must not keep others from being cleaned
+            reason = f"{name} cannot be asked what is there: {error or type(error).__name__}"
+            if asked or name == "local":
+                self._note("*", name, "failed", reason)
+            for host in orphans:
+                await self._unreachable(host, reason)
+            return
+        await asyncio.gather(*map(self._destroy_recorded, orphans))
+        unknown = [each for each in records if each.name not in self._known and not self._live.alive(each.owner)]
+        self._known.update(record.name for record in unknown)
+        await asyncio.gather(*(self._destroy_unrecorded(place, record) for record in unknown))
 
-    async def destroy(record: HostRecord) -> None:
-        async with limit:
-            problem = await _stop(name, settings, state_dir, me, record.name)
+    async def _unreachable(self, host: JournalHost, reason: str) -> None:
+        """Keep it on record, unless it never ran as far as anybody knows and would have ended itself by now."""
+        if host.address:
+            self._note(host.name, host.provider, "failed", reason)
+        elif time.time() - host.created_s < INTENT_EXPIRES_S:
+            self._note(host.name, host.provider, "kept", f"{reason}; it was never seen running and expires by itself")
+        elif await asyncio.to_thread(self._journal.claim, host.name, dead=host.owner, claimant=self._me):
+            await asyncio.to_thread(self._journal.forget, host.name)
+            self._note(host.name, host.provider, "expired", f"{reason}; it was never seen running")
+
+    async def _destroy_recorded(self, host: JournalHost) -> None:
+        if not await asyncio.to_thread(self._journal.claim, host.name, dead=host.owner, claimant=self._me):
+            return
+        reason = f"its owner (pid {Owner.parse(host.owner).pid}) is dead; it was {host.state}"
+        async with self._limit:
+            error = await _stop(host.provider, host.settings, self._state_dir, self._me, host.name)
+        if error is None:
+            await asyncio.to_thread(self._journal.forget, host.name)
+        if host.isolation and rank(host.isolation) > 0:
+            reason += (
+                f"; at the level {host.isolation} a process that hid itself before the host was killed may be left"
+            )
+        self._note(host.name, host.provider, "failed" if error else "destroyed", error or reason)
+
+    async def _destroy_unrecorded(self, place: ProviderPlace, record: HostRecord) -> None:
+        async with self._limit:
+            problem = await _stop(*place, self._state_dir, self._me, record.name)
         reason = problem or f"not in the journal, {record.state}, no living owner"
-        report.actions.append(GcAction(record.name, name, "failed" if problem else "destroyed", reason))
+        self._note(record.name, place[0], "failed" if problem else "destroyed", reason)
 
-    await asyncio.gather(*map(destroy, orphans))
+    def _note(self, name: str, provider: str, done: str, reason: str) -> None:
+        self.report.actions.append(GcAction(name, provider, done, reason))
 
 
 def _load(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> Provider:
@@ -176,7 +201,7 @@ def _load(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> Pr
 async def _list(name: str, settings: dict[str, Any], state_dir: Path, me: Owner) -> list[HostRecord]:
     provider = _load(name, settings, state_dir, me)
     try:
-        return await asyncio.wait_for(provider.list(), STOP_TIMEOUT_S)
+        return await asyncio.wait_for(provider.list(), LIST_TIMEOUT_S)
     finally:
         if isinstance(provider, Closes):
             await provider.close()

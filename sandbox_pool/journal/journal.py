@@ -7,19 +7,23 @@ are recorded too, for `pool status`; they are written in the background and neve
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import re
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandbox_pool.errors import JournalDamaged, StateError
 from sandbox_pool.journal.owner import Owner
+from sandbox_pool.server.host_files import NotPrivate, open_private
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +69,7 @@ class LeaseLog:
             return
         try:
             self._journal.write_leases(changes)
-        except sqlite3.Error as error:
+        except StateError as error:
             # The record of leases is only for display: the pool must go on without it.
             log.warning("the lease journal cannot be written: %s", error)
 
@@ -83,6 +87,7 @@ CREATE TABLE IF NOT EXISTS leases (
 CREATE TABLE IF NOT EXISTS pacing (provider TEXT PRIMARY KEY, next_s REAL NOT NULL);
 """
 VERSION = 1
+LOCK_TIMEOUT_S = 30.0
 LONGEST_LINE = 1000
 """Creates that may wait for their turn."""
 SECRET = re.compile(r"token|secret|password|passwd|credential|api_?key", re.IGNORECASE)
@@ -132,25 +137,100 @@ def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if not SECRET.search(key)}
 
 
+def private_state_dir(state_dir: Path) -> None:
+    """Make the state directory; `StateError` unless only this user can change it: gc believes what it finds there."""
+    try:
+        os.close(open_private(state_dir, may_be_link=True))
+    except NotPrivate as error:
+        raise StateError(f"the state directory cannot be used: {error}; set another `state_dir`") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StateError(
+            f"the state directory {state_dir} cannot be used: {reason}; set another `state_dir`"
+        ) from error
+
+
+def set_damaged_aside(state_dir: Path) -> Path | None:
+    """Give a journal that cannot be read another name, so that a new one is begun; its new name, None when it is fine.
+
+    Hosts are then found by what their providers list.
+    """
+    private_state_dir(state_dir)
+    folder = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # two processes that rebuild must not set aside each other's new file
+        try:
+            Journal(state_dir).close()
+        except JournalDamaged:
+            target = state_dir / f"pool.db.damaged-{time.time_ns()}"
+            for ending in ("-wal", "-shm", ""):
+                with suppress(FileNotFoundError):
+                    (state_dir / f"pool.db{ending}").rename(f"{target}{ending}")
+            return target
+        return None
+    finally:
+        os.close(folder)
+
+
+def _state_error(path: Path, error: Exception) -> StateError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, OSError) or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return StateError(f"the journal {path} cannot be written ({error}); set another `state_dir`")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StateError(
+            f"the journal {path} is locked by another process for {LOCK_TIMEOUT_S:g} s; "
+            "end that process, or set another `state_dir`"
+        )
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return StateError(
+            f"the journal {path} cannot be written ({error}): free some disk space, or set another `state_dir`"
+        )
+    return JournalDamaged(
+        f"the journal {path} is damaged ({error}): `hermes-rl pool gc --rebuild --state-dir {path.parent}` sets it "
+        "aside and begins a new one from what the providers list"
+    )
+
+
 class Journal:
     """Access to the journal of one state directory. Calls block for a disk write: from a loop, use a thread."""
 
     def __init__(self, state_dir: Path) -> None:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_state_dir(state_dir)
         self.path = state_dir / "pool.db"
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False, isolation_level=None)
+        with self._faults():
+            self._db = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+        try:
+            self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
         self._db.row_factory = sqlite3.Row
-        self.path.chmod(0o600)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
+        with self._faults():
+            self.path.chmod(0o600)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
         with self._transaction():
             found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
             if found > VERSION:
-                raise RuntimeError(f"{self.path} was written by a newer hermes-rl (journal version {found})")
+                raise StateError(f"{self.path} was written by a newer hermes-rl (journal version {found})")
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={VERSION}")
+            if any(row[0] != "ok" for row in self._db.execute("PRAGMA quick_check(1)")):
+                raise sqlite3.DatabaseError("its pages contradict each other")
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Turn what the file or its disk cannot do into one sentence that says what would help."""
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
+            raise  # a call after `close`, or a name that is taken: no fault of the file
+        except (sqlite3.Error, OSError) as error:
+            raise _state_error(self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -159,14 +239,15 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, self._faults():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has ended it already
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     def beat(self, owner: Owner, command: str = "") -> None:
         """Renew the owner's heartbeat; the first call registers it."""
@@ -179,7 +260,7 @@ class Journal:
 
     def owners(self) -> dict[str, JournalOwner]:
         """Every owner on record, by tag."""
-        with self._lock:
+        with self._lock, self._faults():
             rows = self._db.execute("SELECT tag, command, heartbeat_s FROM owners").fetchall()
         return {row["tag"]: JournalOwner(Owner.parse(row["tag"]), row["command"], row["heartbeat_s"]) for row in rows}
 
@@ -229,13 +310,13 @@ class Journal:
 
     def hosts(self) -> list[JournalHost]:
         """Every host on record, oldest first."""
-        with self._lock:
+        with self._lock, self._faults():
             rows = self._db.execute("SELECT * FROM hosts ORDER BY created_s").fetchall()
         return [JournalHost(**{**dict(row), "settings": json.loads(row["settings"])}) for row in rows]
 
     def leases(self) -> list[JournalLease]:
         """Leases as last recorded; at most a second behind."""
-        with self._lock:
+        with self._lock, self._faults():
             rows = self._db.execute("SELECT * FROM leases ORDER BY host, slot").fetchall()
         return [JournalLease(**dict(row)) for row in rows]
 

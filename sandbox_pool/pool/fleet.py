@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandbox_pool.config import PoolConfig, check_isolation
-from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, SandboxError
+from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, PlaceUnreachable, SandboxError, StateError
 from sandbox_pool.journal.journal import Journal, JournalHost
 from sandbox_pool.journal.owner import Owner
 from sandbox_pool.pool.health import HealthWatch
@@ -244,13 +244,14 @@ class Fleet:
         typed = error if isinstance(error, SandboxError) else HostStartFailed(f"{type(error).__name__}: {error}")
         count = self.failures.add(host.key, typed)
         log.warning("host %s did not start (%d in a row): %s", host.name, count, typed)
-        self._dismiss(host, f"did not start: {typed}")
+        never_made = isinstance(typed, PlaceUnreachable) and not host.adopted
+        self._dismiss(host, f"did not start: {typed}", exists=not never_made)
         final = count >= self._config.start_attempts or isinstance(typed, IsolationUnavailable)
         if final:
             self.failures.clear(host.key)
         self._events.start_failed(host.key, typed, final=final)
 
-    def _dismiss(self, host: PooledHost, reason: str, *, polite: bool = True) -> None:
+    def _dismiss(self, host: PooledHost, reason: str, *, polite: bool = True, exists: bool = True) -> None:
         if host.state == "gone":
             return
         host.state = "gone"
@@ -258,7 +259,7 @@ class Fleet:
         host.grants.clear()
         host.snapshots.clear()
         self.hosts.pop(host.name, None)
-        self._tasks.start(self._destroy(host, reason, polite=polite))
+        self._tasks.start(self._destroy(host, reason, polite=polite) if exists else self._forget(host.name))
 
     async def _destroy(self, host: PooledHost, reason: str, *, polite: bool) -> None:
         """Make sure the host is gone, then forget it. What cannot be confirmed stays in the journal for `gc`."""
@@ -271,7 +272,10 @@ class Fleet:
             await self._ask_to_end(host.client, host.name)
         # Calls that still wait for an answer of this host raise `SandboxLost` now.
         await host.close_clients()
-        await asyncio.to_thread(self._journal.stopping, host.name, reason)
+        try:
+            await asyncio.to_thread(self._journal.stopping, host.name, reason)
+        except StateError as error:
+            log.warning("that %s is being stopped cannot be recorded: %s", host.name, error)
         for pause_s in STOP_BACKOFF_S:
             if await self._end(host.name):
                 return
@@ -287,8 +291,15 @@ class Fleet:
             self.leaked[name] = str(error)
             return False
         self.leaked.pop(name, None)
-        await asyncio.to_thread(self._journal.forget, name)
+        await self._forget(name)
         return True
+
+    async def _forget(self, name: str) -> None:
+        try:
+            await asyncio.to_thread(self._journal.forget, name)
+        except StateError as error:
+            # It is gone all the same: the next gc finds nothing under its name and forgets it.
+            log.warning("%s stays in the journal: %s", name, error)
 
     @staticmethod
     async def _ask_to_end(client: HostClient, name: str) -> None:

@@ -133,9 +133,10 @@ class Lease(Sandbox):
         self._pool.metrics.observe("exec", time.monotonic() - began_s)
         return result
 
-    async def snapshot(self) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
         """As `Sandbox.snapshot`; the pool learns where it is, so that `lease_from` can use it."""
-        return self._pool.remember_snapshot(await super().snapshot(), self._grant)
+        snapshot = await super().snapshot(workspace=workspace, keep_state=keep_state)
+        return self._pool.remember_snapshot(snapshot, self._grant)
 
     async def release(self) -> None:
         """Give the slot back; returns when its processes are gone and its files are dropped. Safe to call twice."""

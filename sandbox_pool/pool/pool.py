@@ -17,11 +17,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
-from sandbox_pool.errors import PoolClosed
+from sandbox_pool.errors import PoolClosed, StateError
 from sandbox_pool.journal.gc import claim_running, collect_orphans
 from sandbox_pool.journal.journal import Journal, LeaseLog
 from sandbox_pool.journal.owner import this_process
@@ -244,6 +246,13 @@ class SlotPool:
         """A lease made a snapshot: the pool must know where it is. Its name in this pool."""
         return self._snapshots.add(snapshot, grant.host, grant.spec)
 
+    async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
+        """Copy the working directory out of a snapshot that was taken of it alone; no slot is needed."""
+        host, copy = self._snapshots.host_of(snapshot)
+        client = await host.client_here()
+        workdir = self._snapshots.spec_of(snapshot).workdir
+        await client.download_snapshot(copy, workdir, local, limits or TreeLimits())
+
     async def drop_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot on every host that has a copy."""
         assert self._home is not None
@@ -262,7 +271,14 @@ class SlotPool:
             self._dispatcher.fleet_changed()
             if time.monotonic() - beaten_s > HEARTBEAT_S:
                 beaten_s = time.monotonic()
-                await asyncio.to_thread(self._journal.beat, self.owner)
+                await self._beat()
+
+    async def _beat(self) -> None:
+        try:
+            await asyncio.to_thread(self._journal.beat, self.owner)
+        except StateError as error:
+            # Leases go on without it; on this machine the owner's process itself shows that it lives.
+            log.warning("the heartbeat of this pool cannot be written: %s", error)
 
     async def _collect(self) -> None:
         """Remove what dead processes left behind, while this pool is already serving."""
@@ -271,8 +287,10 @@ class SlotPool:
         except Exception as error:  # noqa: BLE001 - leftovers of others must not stop this pool; gc shows the same fault
             log.warning("leftovers of earlier runs could not be removed: %s", error)
             return
-        if report.actions:
-            log.info("leftovers of earlier runs: %s", "; ".join(action.text() for action in report.actions))
+        for action in report.actions:
+            # Another place's trouble is for `pool gc` to tell, not for every run.
+            told = action.done == "destroyed" or action.provider == self.config.provider
+            log.log(logging.INFO if told else logging.DEBUG, "leftovers of earlier runs: %s", action.text())
 
 
 async def call_in_loop(

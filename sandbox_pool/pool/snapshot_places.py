@@ -80,6 +80,11 @@ class SnapshotStore:
             raise SandboxLost(f"the snapshot {name} went away with its host")
         return SnapshotLocator(name, snapshot)
 
+    def host_of(self, name: str) -> tuple[PooledHost, str]:
+        """A living host that has it, and its id there."""
+        self.locator(name)
+        return next(iter(self._find(name).copies.items()))
+
     async def drop(self, name: str) -> None:
         """Free it everywhere."""
         snapshot = self._snapshots.pop(name, None)

@@ -39,10 +39,11 @@ from sandbox_pool.errors import (
     IsolationUnavailable,
     SandboxError,
     ScratchFull,
+    StateError,
     did_you_mean,
     first_invalid,
 )
-from sandbox_pool.journal.journal import without_secrets
+from sandbox_pool.journal.journal import private_state_dir, without_secrets
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 ENTRY_POINT_GROUP = "hermes_rl.providers"
+KEY_BYTES = 32
 DEFAULT_CREATE_INTERVAL_S = 0.1
 
 
@@ -303,15 +305,23 @@ def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any
 def _pool_key(state_dir: Path) -> bytes:
     """The user's key, made on first use. Linked into place, so two processes that race agree on one."""
     path = state_dir / "pool.key"
-    if not path.exists():
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = state_dir / f".pool.key.{os.getpid()}.{secrets.token_hex(4)}"
-        draft.touch(mode=0o600)
-        draft.write_bytes(secrets.token_bytes(32))
-        try:
-            path.hardlink_to(draft)
-        except FileExistsError:
-            pass  # another process was first: its key is used
-        finally:
-            draft.unlink()
-    return path.read_bytes()
+    private_state_dir(state_dir)
+    try:
+        if not path.exists():
+            draft = state_dir / f".pool.key.{os.getpid()}.{secrets.token_hex(4)}"
+            draft.touch(mode=0o600)
+            try:
+                draft.write_bytes(secrets.token_bytes(KEY_BYTES))
+                path.hardlink_to(draft)
+            except FileExistsError:
+                pass  # another process was first: its key is used
+            finally:
+                draft.unlink()
+        key = path.read_bytes()
+    except OSError as error:
+        raise StateError(f"the key {path} cannot be used: {error.strerror or error}") from error
+    if len(key) != KEY_BYTES:
+        raise StateError(
+            f"the key {path} is damaged ({len(key)} bytes instead of {KEY_BYTES}): delete it, and a new one is made"
+        )
+    return key

@@ -1,14 +1,16 @@
 """Slot servers on this machine: the default provider, embedded, with nothing to install.
 
 A host is a directory `<scratch>/hermes-rl-<uid>/<name>/` that says who owns it (`host.json`), holds the server's
-scratch space and its log. The server dies with the process that started it; what a killed one left (mounts, cgroups,
-processes, files) is removed by `stop`, which finds it by that directory alone.
+scratch space and its log. No other user can write there, and a process is ended only when it is proven to be the
+recorded one. The server dies with the process that started it; what a killed one left (mounts, cgroups, processes,
+files) is removed by `stop`, which finds it by that directory alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,21 +18,23 @@ import pwd
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sandbox_pool.errors import SandboxError, ScratchFull
+from sandbox_pool.errors import SandboxError, ScratchFull, StateError
 from sandbox_pool.journal.owner import start_ticks
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, checked_options, start_error
 from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.cleanup import clean
+from sandbox_pool.server.host_files import FOLDER, NotPrivate, check_private, open_private, remove_tree
 from sandbox_pool.spec import SandboxSpec
 
 SLOW = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs"})
@@ -59,22 +63,55 @@ def file_system_type(path: Path, mounts: str | None = None) -> str:
 
 
 def choose_scratch(configured: Path | None, places: Sequence[Path] | None = None) -> Path:
-    """The configured place, made if need be; else the first writable local disk."""
+    """This user's own folder in the configured place; else in the first local disk where one can be had."""
     if configured is not None:
-        path = configured.expanduser().absolute()
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        return own_folder(configured.expanduser().absolute())
     usable = [
         path
         for path in (candidates() if places is None else places)
         if path.is_dir() and os.access(path, os.W_OK | os.X_OK)
     ]
-    for path in usable:
-        if file_system_type(path) not in UNFIT:
-            return path
-    if usable:
-        return usable[0]
-    raise ScratchFull("there is no writable scratch space on this machine: set `scratch_dir`")
+    refusals = []
+    for path in sorted(usable, key=lambda path: file_system_type(path) in UNFIT):
+        try:
+            return own_folder(path)
+        except StateError as error:
+            refusals.append(str(error))
+    why = f" ({'; '.join(refusals)})" if refusals else ""
+    raise ScratchFull(f"there is no scratch space on this machine that can be used{why}: set `scratch_dir`")
+
+
+def own_name() -> str:
+    """Name of this user's folder in a scratch space that users share."""
+    return f"hermes-rl-{os.getuid()}"
+
+
+def sockets_name() -> str:
+    """Name of this user's folder for sockets whose path would be too long in their scratch space."""
+    return f"hermes-rl-sockets-{os.getuid()}"
+
+
+def own_folder(place: Path) -> Path:
+    """Where this user's folder in a scratch space is or will be; `StateError` when others could change it."""
+    path = place / own_name()
+    with scratch_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        check_private(path)
+        if not os.access(path if path.exists() else place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it cannot be written", str(place))
+    return path
+
+
+@contextlib.contextmanager
+def scratch_errors(place: Path) -> Iterator[None]:
+    """Turn a scratch space that cannot be used into one sentence."""
+    try:
+        yield
+    except NotPrivate as error:
+        raise StateError(f"the scratch space cannot be used: {error}; set another `scratch_dir`") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StateError(f"the scratch space {place} cannot be used: {reason}; set another `scratch_dir`") from error
 
 
 def require_space(path: Path, min_mb: int) -> None:
@@ -84,11 +121,23 @@ def require_space(path: Path, min_mb: int) -> None:
         raise ScratchFull(f"scratch space {path} is full: {free_mb} MB free, {min_mb} MB are kept; set `scratch_dir`")
 
 
+OWN_MODE = 0o711 if os.getuid() == 0 else 0o700
+"""Root's slots are other users, who keep their layers below: they may enter, but neither list nor write."""
 TERM_GRACE_S = 5.0
 SOCKET_PATH_LIMIT = 100
 """Linux allows 107 bytes for the path of a unix socket."""
+SHORT_PLACES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))
+"""Where sockets go whose path would be too long."""
+ALIVE = "alive"
+"""A file that the slot server holds open as long as it lives. A process that has it open is the one of the record."""
+RECORD_LIMIT = 100_000
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+INTERPRETER_NEEDS = ("LD_LIBRARY_PATH", "PYTHONHOME")
+"""What a Python of an HPC module may not start without."""
 LOG_TAIL = 2000
 Records = list[HostRecord]
+Roots = list[Path]
+Problems = list[str]
 
 
 class LocalOptions(BaseModel):
@@ -110,7 +159,7 @@ class LocalProvider:
     def __init__(self, context: ProviderContext, options: Mapping[str, Any]) -> None:
         self._context = context
         self._options = checked_options(LocalOptions, options)
-        self._root = choose_scratch(context.scratch_dir) / f"hermes-rl-{os.getuid()}"
+        self._root = choose_scratch(context.scratch_dir)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     def host_key(self, spec: SandboxSpec) -> str:
@@ -119,84 +168,125 @@ class LocalProvider:
 
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Start the server, or find the one of this name that is still running."""
-        directory = self._directory(name)
+        directory = await asyncio.to_thread(self._directory, name)
         record = _read_record(directory)
-        if record and _is_running(record):
+        if record and _is_running(directory, record):
             return Host(name, str(record["address"]), self._context.token(name), identity=str(record["pid"]))
         if directory.exists():
             await self.stop(name)
-        self._root.mkdir(parents=True, exist_ok=True)
-        require_space(self._root, self._context.scratch_min_mb)
-        address = f"unix:{self._socket_path(name)}"
-        await asyncio.to_thread(self._prepare, name, address)
-        process = await self._launch(name, address)
-        ready = await self._ready(name, process)
+            directory = self._root / name
+        with scratch_errors(self._root.parent):
+            address = await asyncio.to_thread(self._prepare, directory)
+        process = await self._launch(directory, address)
+        ready = await self._ready(directory, process)
         address = str(ready.get("address", address))
-        _write_record(directory, {**self._record(name, address), "pid": process.pid, "ticks": start_ticks(process.pid)})
+        identity = {"pid": process.pid, "ticks": start_ticks(process.pid)}
+        _write_record(directory, {**self._record(name, address), **identity})
         return Host(name, address, self._context.token(name), identity=str(process.pid))
 
     async def stop(self, name: str) -> None:
         """End the server and remove all it left. Raises when something remains."""
-        directory = self._directory(name)
-        await self._end_process(name, directory)
+        directory = await asyncio.to_thread(self._directory, name)
+        record = _read_record(directory) or {}
+        await self._end_process(directory, record)
         if not directory.exists():
             return
-        problems = await asyncio.to_thread(clean, str(directory / "scratch"))
+        problems = await asyncio.to_thread(self._clean, directory)
         if problems:
             # The directory stays: it is how the next gc finds the rest.
             raise SandboxError(f"{name} left something behind: {'; '.join(problems)}")
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-        self._socket_path(name).unlink(missing_ok=True)
-        if directory.exists():
-            raise SandboxError(f"{directory} could not be removed")
-        with contextlib.suppress(OSError):
-            self._root.rmdir()
+        problems = await asyncio.to_thread(_remove, directory, str(record.get("address", "")))
+        if problems:
+            raise SandboxError(f"{directory} could not be removed: {'; '.join(problems)}")
 
     async def list(self) -> Records:
-        """Every host directory below the scratch space, whoever started it."""
+        """Every host directory below this user's scratch space, whoever started it."""
         return await asyncio.to_thread(self._list)
 
     def _list(self) -> Records:
-        if not self._root.is_dir():
-            return []
         found = []
-        for directory in sorted(path for path in self._root.iterdir() if path.is_dir()):
+        for directory in sorted(path for root in self._roots() for path in root.iterdir() if _is_folder(path)):
             record = _read_record(directory) or {}
-            state = "running" if _is_running(record) else ("dead" if "pid" in record else "starting")
+            state = "running" if _is_running(directory, record) else ("dead" if "pid" in record else "starting")
             created_s = float(record.get("created_s", directory.stat().st_mtime))
             found.append(HostRecord(directory.name, str(record.get("owner", "")), state, created_s, str(directory)))
         return found
 
+    def _roots(self) -> Roots:
+        """This user's folders in every scratch space that may have been chosen; never one that others can change."""
+        places = [self._root.parent] if self._context.scratch_dir else candidates()
+        found = []
+        for place in dict.fromkeys(places):
+            with contextlib.suppress(OSError):
+                if check_private(place / own_name()):
+                    found.append(place / own_name())
+        return found
+
     def _directory(self, name: str) -> Path:
+        """Where the host of this name is, or would be started."""
         if "/" in name or name in ("", ".", ".."):
             raise ValueError(f"not a host name: {name!r}")
-        return self._root / name
-
-    def _socket_path(self, name: str) -> Path:
-        path = self._directory(name) / "s"
-        if len(str(path)) <= SOCKET_PATH_LIMIT:
-            return path
-        return Path("/tmp") / f"hrl-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.s"
+        there = [root / name for root in self._roots() if (root / name).exists()]
+        return there[0] if there else self._root / name
 
     def _record(self, name: str, address: str) -> dict[str, Any]:
         return {"name": name, "owner": self._context.owner, "address": address, "created_s": time.time()}
 
-    def _prepare(self, name: str, address: str) -> None:
-        directory = self._directory(name)
-        # Others may enter but not list it: slots of another uid keep their layers below.
-        self._root.chmod(0o711)
-        directory.mkdir(mode=0o711)
-        _write_record(directory, self._record(name, address))
-        scratch = directory / "scratch"
-        scratch.mkdir(mode=0o711)
-        (directory / "server.py").write_bytes(pack())
-        if self._options.user is not None:
-            entry = pwd.getpwnam(self._options.user)
-            for path in (directory, scratch, directory / "server.py"):
-                os.chown(path, entry.pw_uid, entry.pw_gid)
+    def _prepare(self, directory: Path) -> str:
+        """Make the host's directory with all that the server is started from; the address it will listen at.
 
-    async def _launch(self, name: str, address: str) -> asyncio.subprocess.Process:
-        creating = asyncio.ensure_future(self._create_process(name, address))
+        Only the scratch space below is given to the user of the server: what root reads or runs stays root's.
+        """
+        root = open_private(self._root, OWN_MODE)
+        try:
+            require_space(self._root, self._context.scratch_min_mb)
+            os.mkdir(directory.name, 0o700, dir_fd=root)
+            folder = os.open(directory.name, FOLDER, dir_fd=root)
+        finally:
+            os.close(root)
+        try:
+            os.fchmod(folder, OWN_MODE)
+            os.mkdir("scratch", 0o700, dir_fd=folder)
+            scratch = os.open("scratch", FOLDER, dir_fd=folder)
+            os.fchmod(scratch, OWN_MODE)
+            if self._options.user is not None:
+                entry = pwd.getpwnam(self._options.user)
+                os.fchown(scratch, entry.pw_uid, entry.pw_gid)
+            os.close(scratch)
+            for name, data, mode in (("server.py", pack(), 0o644), (ALIVE, b"", 0o600), ("server.log", b"", 0o600)):
+                _write_new(folder, name, data, mode)
+        finally:
+            os.close(folder)
+        address = f"unix:{_socket_path(directory)}"
+        _write_record(directory, self._record(directory.name, address))
+        return address
+
+    def _clean(self, directory: Path) -> Problems:
+        """Have what the server left removed, as the user it ran as: root must not act on what that user wrote."""
+        scratch = directory / "scratch"
+        try:
+            owner = os.lstat(scratch)
+        except FileNotFoundError:
+            return []
+        if owner.st_uid == os.geteuid():
+            return clean(str(scratch))
+        done = subprocess.run(
+            [self._options.python, str(directory / "server.py"), "--scratch", str(scratch), "--cleanup"],
+            env=_server_environment(),
+            cwd="/",
+            user=owner.st_uid,
+            group=owner.st_gid,
+            extra_groups=[],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [] if done.returncode == 0 else (done.stderr.strip() or "the clean-up failed").splitlines()[-5:]
+
+    async def _launch(self, directory: Path, address: str) -> asyncio.subprocess.Process:
+        name = directory.name
+        creating = asyncio.ensure_future(self._create_process(directory, address))
         try:
             process = await asyncio.shield(creating)
         except asyncio.CancelledError:
@@ -209,18 +299,18 @@ class LocalProvider:
             await process.stdin.drain()
         return process
 
-    async def _create_process(self, name: str, address: str) -> asyncio.subprocess.Process:
-        directory = self._directory(name)
+    async def _create_process(self, directory: Path, address: str) -> asyncio.subprocess.Process:
         arguments = [str(directory / "server.py"), "--scratch", str(directory / "scratch"), "--die-with-parent"]
-        arguments += ["--listen", address, *self._context.server_arguments(name, self._options.level)]
+        arguments += ["--listen", address, *self._context.server_arguments(directory.name, self._options.level)]
         user = None if self._options.user is None else pwd.getpwnam(self._options.user)
-        with (directory / "server.log").open("wb") as log_file:
+        with (directory / "server.log").open("wb") as log_file, (directory / ALIVE).open("rb") as alive:
             return await asyncio.create_subprocess_exec(
                 self._options.python,
                 *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
+                pass_fds=[alive.fileno()],
                 env=_server_environment(),
                 cwd="/",
                 # Its own session: Ctrl-C in a terminal is for the client, which then ends its servers properly.
@@ -229,7 +319,7 @@ class LocalProvider:
                 preexec_fn=None if user is None else partial(_become, user.pw_uid, user.pw_gid),
             )
 
-    async def _ready(self, name: str, process: asyncio.subprocess.Process) -> dict[str, Any]:
+    async def _ready(self, directory: Path, process: asyncio.subprocess.Process) -> dict[str, Any]:
         assert process.stdout is not None
         line = await process.stdout.readline()
         try:
@@ -239,17 +329,15 @@ class LocalProvider:
         if isinstance(ready, dict) and "error" not in ready:
             return ready
         message = str(ready["error"]) if isinstance(ready, dict) else ""
-        log_text = (self._directory(name) / "server.log").read_text(errors="replace").strip()[-LOG_TAIL:]
-        raise start_error(name, message or log_text or f"the server said {line!r}")
+        log_text = (directory / "server.log").read_text(errors="replace").strip()[-LOG_TAIL:]
+        raise start_error(directory.name, message or log_text or f"the server said {line!r}")
 
-    async def _end_process(self, name: str, directory: Path) -> None:
-        process = self._processes.pop(name, None)
+    async def _end_process(self, directory: Path, record: Mapping[str, Any]) -> None:
+        process = self._processes.pop(directory.name, None)
         if process is not None:
             await _end_child(process)
-            return
-        record = _read_record(directory) or {}
-        if _is_running(record):
-            await _end_by_pid(int(record["pid"]), int(record["ticks"]))
+        elif _is_running(directory, record):
+            await _end_by_pid(directory, record)
 
 
 def _become(uid: int, gid: int) -> None:
@@ -259,26 +347,101 @@ def _become(uid: int, gid: int) -> None:
 
 
 def _server_environment() -> dict[str, str]:
-    """Nothing of the client's environment: it may hold secrets, and the server runs a model's commands."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+    """Almost nothing of the client's environment: it may hold secrets, and the server runs a model's commands.
+
+    What the interpreter itself needs ends here: slots get an environment of their own.
+    """
+    needed = {name: os.environ[name] for name in INTERPRETER_NEEDS if name in os.environ}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", **needed}
+
+
+def _socket_path(directory: Path) -> Path:
+    """In the scratch space, which is the server's; where that path is too long, in another folder of the server's."""
+    path = directory / "scratch" / "s"
+    if len(str(path)) <= SOCKET_PATH_LIMIT:
+        return path
+    server = (directory / "scratch").stat()
+    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    refusals = []
+    for place in SHORT_PLACES:
+        root = place / sockets_name()
+        try:
+            os.close(open_private(root, OWN_MODE))
+            (root / name).mkdir(mode=0o700, exist_ok=True)
+            os.chown(root / name, server.st_uid, server.st_gid)
+        except OSError as error:
+            refusals.append(str(error))
+            continue
+        return root / name / "s"
+    raise StateError(f"{path} is too long for a socket, and no shorter place can be used: {'; '.join(refusals)}")
+
+
+def _remove(directory: Path, address: str) -> Problems:
+    """Remove a host's directory, its socket where that stands apart, and what is empty then."""
+    problems = remove_tree(directory)
+    roots = [directory.parent]
+    apart = Path(address.removeprefix("unix:")).parent
+    if apart.parent.name == sockets_name():
+        problems += remove_tree(apart)
+        roots.append(apart.parent)
+    for root in roots:
+        with contextlib.suppress(OSError):  # others are in it
+            root.rmdir()
+    return problems
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _read_record(directory: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads((directory / "host.json").read_text())
+        folder = os.open(directory, FOLDER)
+    except OSError:
+        return None
+    try:
+        with os.fdopen(os.open("host.json", READ, dir_fd=folder)) as file:
+            record = json.loads(file.read(RECORD_LIMIT)) if os.fstat(folder).st_uid == os.geteuid() else None
     except (OSError, ValueError):
         return None
+    finally:
+        os.close(folder)
     return record if isinstance(record, dict) else None
 
 
 def _write_record(directory: Path, record: dict[str, Any]) -> None:
-    draft = directory / ".host.json"
-    draft.write_text(json.dumps(record))
-    draft.replace(directory / "host.json")
+    folder = os.open(directory, FOLDER)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(".host.json", dir_fd=folder)
+        _write_new(folder, ".host.json", json.dumps(record).encode(), 0o600)
+        os.rename(".host.json", "host.json", src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
-def _is_running(record: Mapping[str, Any]) -> bool:
-    return "pid" in record and start_ticks(int(record["pid"])) == record.get("ticks")
+def _write_new(folder: int, name: str, data: bytes, mode: int) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+    with os.fdopen(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(data)
+
+
+def _is_running(directory: Path, record: Mapping[str, Any]) -> bool:
+    """Whether the recorded process lives and is proven ours: same number, same start, and it has our file open."""
+    pid, ticks = record.get("pid"), record.get("ticks")
+    if not isinstance(pid, int) or ticks is None or start_ticks(pid) != ticks:
+        return False
+    try:
+        ours = (directory / ALIVE).lstat()
+        opened = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for descriptor in opened:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.path.samestat(descriptor.stat(), ours):
+                return True
+    return False
 
 
 async def _end_child(process: asyncio.subprocess.Process) -> None:
@@ -296,19 +459,19 @@ async def _end_child(process: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
-async def _end_by_pid(pid: int, ticks: int) -> None:
+async def _end_by_pid(directory: Path, record: Mapping[str, Any]) -> None:
     """End a server that another process started: SIGTERM, then SIGKILL."""
-    for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
-        if start_ticks(pid) != ticks:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        with contextlib.suppress(ProcessLookupError):
-            await asyncio.to_thread(_await_exit, os.pidfd_open(pid), grace_s)
-
-
-def _await_exit(pidfd: int, timeout_s: float) -> None:
     try:
-        select.select([pidfd], [], [], timeout_s)
+        # Opened before the process is proven ours: the signal cannot reach another one that gets its number.
+        process = os.pidfd_open(int(record["pid"]))
+    except ProcessLookupError:
+        return
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not _is_running(directory, record):
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
+            await asyncio.to_thread(select.select, [process], [], [], TERM_GRACE_S)
     finally:
-        os.close(pidfd)
+        os.close(process)

@@ -62,9 +62,6 @@ def read_line(peer: socket.socket, begins: bytes = b"") -> str:
 
 def receive(peer: socket.socket, path: Path) -> None:
     """Receive the program; refuse it unless its hash is the announced one."""
-    if path.exists():
-        peer.sendall(b"have\n")
-        return
     peer.sendall(b"need\n")
     left = int(read_line(peer))
     if not 0 < left <= LIMIT:
@@ -77,7 +74,9 @@ def receive(peer: socket.socket, path: Path) -> None:
         data += chunk
     if hashlib.sha256(data).hexdigest() != os.environ["HRL_SERVER_SHA256"]:
         sys.exit("the program that was sent is not the one that was announced")
-    path.write_bytes(data)
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(data)
 
 
 def run(command: list[str], token: str, peer: socket.socket) -> int:
@@ -110,12 +109,18 @@ def main() -> None:
     """Receive and run one slot server, then remove what it left."""
     scratch = Path(os.environ["HRL_SCRATCH"])
     scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if scratch.is_symlink() or scratch.stat().st_uid != os.geteuid() or scratch.stat().st_mode & 0o022:
+        sys.exit(f"another user could change what is in {scratch}")
     address = os.environ["HRL_BIND"], int(os.environ["HRL_PORT"])
-    path = Path(os.environ.get("HRL_SERVER_PATH") or scratch / "server.py")
+    placed = os.environ.get("HRL_SERVER_PATH")
+    path = Path(placed or scratch / "server.py")
     listener = socket.create_server(address)
     peer, token = accept(listener, time.monotonic() + float(os.environ["HRL_LOAD_S"]))
     listener.close()
-    receive(peer, path)
+    if placed and path.exists():  # put there by whoever runs the nodes
+        peer.sendall(b"have\n")
+    else:
+        receive(peer, path)
     command = [sys.executable, str(path), "--scratch", str(scratch / "s")]
     listen = ["--listen", f"tcp:{address[0]}:{address[1]}", "--die-with-parent"]
     code = -1

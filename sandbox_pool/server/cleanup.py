@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
+from collections.abc import Callable
 
+from .host_files import remove_tree
 from .isolation.cgroups import Cgroups
 from .isolation.layers import remove_layers_dir
+from .isolation.levels import RUN_UIDS
 
 RECORD = "server.json"
 WAIT_S = 10.0
+RUN_UIDS_ALL = range(RUN_UIDS.start, RUN_UIDS.stop)
 
 
 def start_ticks(pid: int) -> int | None:
@@ -37,36 +40,75 @@ def write_record(scratch: str, pids: list[int]) -> None:
     os.replace(f"{path}.new", path)
 
 
-def _end_recorded(scratch: str) -> list[str]:
+def _users_of(pid: int) -> set[int]:
+    """Real, effective, saved and file system user of a process: more than one for a set-id program."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("Uid:"):
+                return {int(word) for word in line.split()[1:]}
+    return set()
+
+
+def _recorded(scratch: str) -> list[tuple[int, int]]:
+    """Pid and start of the server and its helper, if they live and belong to the user who wrote them down."""
     try:
-        with open(os.path.join(scratch, RECORD)) as file:
-            recorded = json.load(file)
-    except (OSError, ValueError):
+        with open(os.open(os.path.join(scratch, RECORD), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+            writer = os.fstat(file.fileno()).st_uid
+            recorded = [(int(pid), int(ticks)) for pid, ticks in json.load(file)]
+    except (OSError, ValueError, TypeError):
         return []
-    alive = [(int(pid), ticks) for pid, ticks in recorded if int(pid) != os.getpid() and start_ticks(int(pid)) == ticks]
-    for pid, _ in alive:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    others = [(pid, ticks) for pid, ticks in recorded if pid != os.getpid() and start_ticks(pid) == ticks]
+    return [(pid, ticks) for pid, ticks in others if _users_of(pid) == {writer}]
+
+
+def _marked(scratch: str) -> list[tuple[int, int]]:
+    """Processes of slots without a PID namespace: their HOME or their working directory is in this scratch space.
+
+    One that has cleared its environment and left its directory is not found; only a cgroup finds that.
+    """
+    slots = os.path.join(os.path.realpath(scratch), "slots", "")
+    try:
+        allowed = {os.geteuid(), os.lstat(scratch).st_uid}
+    except OSError:
+        return []
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        pid = int(entry.name)
+        users = _users_of(pid)
+        if len(users) != 1 or not (users <= allowed or (os.geteuid() == 0 and min(users) in RUN_UIDS_ALL)):
+            continue
+        with contextlib.suppress(OSError):  # it ended, or is not ours to read
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+            inside = f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(slots)
+            ticks = start_ticks(pid)
+            if ticks is not None and (inside or f"HOME={slots}".encode() in environment):
+                found.append((pid, ticks))
+    return found
+
+
+def _end(find: Callable[[str], list[tuple[int, int]]], scratch: str) -> list[str]:
+    """Kill until none is found: what is killed may have forked a moment before."""
     deadline = time.monotonic() + WAIT_S
-    while any(start_ticks(pid) == ticks for pid, ticks in alive) and time.monotonic() < deadline:
+    while True:
+        alive = find(scratch)
+        if not alive or time.monotonic() > deadline:
+            return [f"process {pid} did not end" for pid, _ in alive]
+        for pid, _ in alive:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
-    return [f"process {pid} did not end" for pid, ticks in alive if start_ticks(pid) == ticks]
 
 
 def clean(scratch: str) -> list[str]:
     """Remove leftovers; returns what could not be removed."""
-    problems = _end_recorded(scratch)
+    problems = _end(_recorded, scratch) + _end(_marked, scratch)
     problems += [f"cgroup {path} is still there" for path in Cgroups(scratch).remove()]
     remove_layers_dir(scratch)
     for name in ("slots", "run", "layers", "helper"):
-        path = os.path.join(scratch, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        if os.path.lexists(path):
-            problems.append(f"{path} is still there")
+        problems += remove_tree(os.path.join(scratch, name))
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(scratch, RECORD))
     return problems

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class SlotError(Exception):
-    """`kind` is one of: stale, lost, protocol, file, isolation, scratch, refused."""
+    """`kind` is one of: stale, lost, destroyed, protocol, file, isolation, scratch, refused."""
 
     def __init__(self, kind: str, message: str, *, errno: int | None = None, path: str | None = None) -> None:
         super().__init__(message)

@@ -16,12 +16,14 @@ from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import Message, ModelRefused, Sampling, ToolSchema
+from agent_loop.model.contract import Message, ModelRefused, ModelTurn, Sampling, ToolSchema
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
+from agent_loop.records.verify import verify
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
 from sandbox_pool.errors import SandboxLost
 from support.loop_servers import ScriptedServer, assert_paired, call, calls, echo, record_of, says, tool, user
+from support.pool_wait import eventually
 
 
 class Runtime:
@@ -43,6 +45,9 @@ class Runtime:
         return outcome
 
     def parallel_safe(self, name: str) -> bool:
+        return False
+
+    async def wait_for_notice(self) -> bool:
         return False
 
     def pending_notices(self) -> list[Message]:
@@ -337,9 +342,10 @@ async def test_cancel_stops_the_command_and_returns_a_paired_result():
 
 
 async def test_cancel_while_the_model_samples_returns_too():
-    loop = HermesAgentLoop(ScriptedServer(says("late"), latency_s=60))
+    server = ScriptedServer(says("late"), latency_s=60)
+    loop = HermesAgentLoop(server)
     running = asyncio.create_task(loop.run(user()))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: server.conversations and server.conversations[0].prompts)
     loop.cancel()
     result = await running
     assert result.outcome is Outcome.CANCELLED
@@ -373,3 +379,63 @@ async def test_a_timeout_around_run_works_as_everywhere_in_asyncio():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await loop.run(user())
+
+
+class WatchingRuntime(Runtime):
+    """A runtime with one process whose end is told when `ended` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda name, arguments: ToolOutcome("started"))
+        self.ended = asyncio.Event()
+        self._told = False
+
+    async def wait_for_notice(self) -> bool:
+        if self._told:
+            return False
+        await self.ended.wait()
+        return True
+
+    def pending_notices(self) -> list[Message]:
+        if not self.ended.is_set() or self._told:
+            return []
+        self._told = True
+        return [{"role": "user", "content": "[process completed]"}]
+
+
+async def test_a_model_that_answers_while_a_watched_process_runs_gets_another_turn_at_its_end():
+    runtime = WatchingRuntime()
+
+    def answer(view: Sequence[Message]) -> ModelTurn:
+        asyncio.get_running_loop().call_soon(runtime.ended.set)
+        return says("waiting for it")
+
+    server = ScriptedServer(calls(call()), answer, says("it is done"))
+    result = await HermesAgentLoop(server, runtime=runtime).run(user())
+    assert result.outcome is Outcome.FINISHED
+    assert [m["content"] for m in result.messages[-3:]] == ["waiting for it", "[process completed]", "it is done"]
+    assert result.turns_used == 3
+
+
+@pytest.mark.parametrize("limits", [Limits(tool_timeout_s=0.05), Limits(turn_timeout_s=0.05), Limits(max_turns=1)])
+async def test_an_answer_stands_when_the_process_does_not_end_in_time_or_no_turn_is_left(limits):
+    result = await HermesAgentLoop(ScriptedServer(says("done")), runtime=WatchingRuntime(), limits=limits).run(user())
+    assert result.outcome is Outcome.FINISHED
+    assert result.messages[-1]["content"] == "done"
+
+
+async def test_the_record_says_which_messages_were_sampled_and_by_which_call():
+    example = [*user("an example"), {"role": "assistant", "content": "as given"}]
+    server = ScriptedServer(calls(call("echo")), says("done"))
+    loop = HermesAgentLoop(server, [tool()], tool_handler=echo)
+    record = record_of(await loop.run([*example, *user("go")]))
+    assert [m["role"] for m in record.messages] == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert record.sampled_by == [None, None, None, 0, None, 1]
+    assert [turn["message"] for turn in record.turns] == [3, 5]
+    assert verify([record.to_json()]).ok
+
+
+async def test_whoever_watches_is_told_each_turn_and_each_round_of_calls():
+    told: list[str] = []
+    server = ScriptedServer(calls(call(), call("nope")), says("done"))
+    await HermesAgentLoop(server, [tool()], tool_handler=echo, on_activity=told.append).run(user())
+    assert told == ["turn 1: the model samples", "turn 1: running terminal, nope", "turn 2: the model samples"]

@@ -86,6 +86,9 @@ class RandomTools:
     def parallel_safe(self, name: str) -> bool:
         return name == "look"
 
+    async def wait_for_notice(self) -> bool:
+        return False
+
     def pending_notices(self) -> list[Any]:
         return [{"role": "user", "content": "[process finished]"}] if self._rng.random() < 0.1 else []
 
@@ -134,7 +137,7 @@ def check(result: AgentResult) -> None:
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 async def test_every_rollout_ends_with_an_outcome_and_holds_together(seed):
     result = await random_loop(seed).run(user("the task"))
     check(result)
@@ -155,7 +158,7 @@ async def test_a_rollout_is_the_same_alone_and_in_a_crowd():
 
 
 @given(seed=st.integers(0, 10**6), steps=st.integers(0, 60), graceful=st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 async def test_cancelled_anywhere_the_trajectory_is_paired_and_nothing_runs_on(seed, steps, graceful):
     messages = user()
     loop = random_loop(seed)
@@ -177,7 +180,7 @@ async def test_cancelled_anywhere_the_trajectory_is_paired_and_nothing_runs_on(s
 
 
 @given(seed=st.integers(0, 10**6), limit=st.integers(400, 3000))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 async def test_every_prompt_a_chat_server_gets_is_paired_and_fits(seed, limit):
     rng = Random(seed)
     prompts: list[list[dict[str, Any]]] = []

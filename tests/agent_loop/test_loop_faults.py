@@ -125,6 +125,9 @@ async def test_w_l7_storing_a_long_result_does_not_stall_other_rollouts():
         def parallel_safe(self, name: str) -> bool:
             return False
 
+        async def wait_for_notice(self) -> bool:
+            return False
+
         def pending_notices(self) -> list[Any]:
             return []
 

@@ -13,6 +13,7 @@ from agent_loop.local_models.standin.policies import call
 from agent_loop.records.verify import verify
 from environments.atropos.groups import check_group
 from environments.base import SandboxContext, Score
+from environments.errors import ConfigError
 from environments.rollouts.rollout import as_score
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
@@ -125,6 +126,78 @@ async def test_a_reward_that_is_no_number_loses_the_rollout(pool: DirectoryPool,
     assert pool.live == {}
 
 
+async def test_an_error_of_the_reward_code_is_verified_again_and_costs_no_other_rollout(pool: DirectoryPool) -> None:
+    class Broken(NumberEnv):
+        calls = 0
+
+        async def compute_reward(self, *args: Any) -> float:
+            self.calls += 1
+            raise KeyError("typo")
+
+    async with standin_model(right) as (model, standin):
+        env = Broken(pool, model, rollout_tries=3)
+        result = await env.run_group({"id": "x", "number": 7}, 0, 2)
+    assert [record.outcome for record in result.lost] == ["reward_error"] * 2
+    assert len(standin.log) == 4, "two turns for each of two rollouts"
+    assert env.calls == 4, "each is verified twice, and stops at the second equal error"
+    assert env.stats.take()["outcomes/lost_to_infrastructure"] == 0.0
+    assert pool.snapshots == []
+
+
+async def test_a_reward_code_that_always_fails_ends_the_run_by_its_name(pool: DirectoryPool) -> None:
+    class Broken(NumberEnv):
+        async def compute_reward(self, *args: Any) -> float:
+            raise KeyError("typo")
+
+    async with standin_model(right) as (model, _):
+        env = Broken(pool, model)
+        await env.run_group({"id": "x", "number": 1}, 0, 15)
+        with pytest.raises(ConfigError, match="compute_reward failed 16 times with the same error: KeyError: 'typo'"):
+            await env.run_group({"id": "x", "number": 1}, 1, 1)
+    assert pool.snapshots == []
+
+
+async def test_a_fault_of_the_fork_is_verified_again(pool: DirectoryPool) -> None:
+    pool.refuse = ["/verify"]
+    async with standin_model(right) as (model, standin):
+        result = await NumberEnv(pool, model).run_group({"id": "x", "number": 7}, 0, 1)
+    assert [rollout.record.score for rollout in result.scored] == [1.0]
+    assert result.lost == []
+    assert len(standin.log) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("rm -rf /workspace", "the workspace is gone"),
+        ("rm -rf /workspace; ln -s /etc /workspace", "the workspace is not a folder: symlink"),
+        ("true", "No such file"),
+        ("echo sleep 30 > answer.txt", "takes longer than"),
+    ],
+)
+async def test_what_the_agent_destroys_is_its_failure_and_trained_on(
+    pool: DirectoryPool, command: str, reason: str
+) -> None:
+    class Reading(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            await ctx.stat("answer.txt")
+            return float((await ctx.exec("bash answer.txt", timeout_s=0.2)).exit_code == 0)
+
+    def destroy(request: PolicyRequest) -> str:
+        return "Done." if request.results else call("terminal", {"command": command})
+
+    async with standin_model(destroy) as (model, standin):
+        result = await Reading(pool, model, rewards={"terms": {"valid_calls": 0.1}}).run_group(
+            {"id": "x", "number": 7}, 0, 1
+        )
+    [record] = result.records()
+    assert (record.outcome, record.trainable, record.verifier_score) == ("agent_fault", True, 0.0)
+    assert record.score == pytest.approx(0.1)
+    assert reason in str(record.error)
+    assert len(standin.log) == 2, "it is not tried again"
+    assert pool.snapshots == []
+
+
 async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: DirectoryPool) -> None:
     class Prepared(NumberEnv):
         prepared = 0
@@ -144,6 +217,78 @@ async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: Dire
     assert result.complete
     assert env.prepared == 1
     assert pool.snapshots == []
+
+
+async def test_without_toolsets_there_are_no_tools_and_no_slot(pool: DirectoryPool) -> None:
+    class Asked(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            assert result.final_answer == "It is 7."
+            with pytest.raises(RuntimeError, match="no workspace"):
+                _ = ctx.agent_state
+            return float((await ctx.exec("echo 7")).output == "7\n") if item["number"] else 1.0
+
+    async with standin_model(lambda request: "It is 7.") as (model, _):
+        env = Asked(pool, model, enabled_toolsets=[])
+        assert (await env.run_group({"id": "x", "number": 0}, 0, 2)).complete
+        assert pool.leases == []
+        checked = await env.run_group({"id": "x", "number": 7}, 1, 1)
+    assert [rollout.record.score for rollout in checked.scored] == [1.0]
+    assert [name.rpartition("/")[2] for name in pool.leases] == ["verify"]
+    assert checked.scored[0].record.tools == []
+
+
+async def test_start_runs_in_each_rollouts_slot_and_files_of_the_item_are_there(pool: DirectoryPool) -> None:
+    class Started(NumberEnv):
+        async def start(self, item: Any, ctx: SandboxContext) -> None:
+            await ctx.exec("cat given.txt > started.txt")
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return float(await ctx.read_file("started.txt") == b"given")
+
+    async with standin_model(right) as (model, _):
+        result = await Started(pool, model).run_group({"id": "x", "number": 7, "files": {"given.txt": "given"}}, 0, 3)
+    assert [rollout.record.score for rollout in result.scored] == [1.0] * 3
+
+
+async def test_a_workdir_that_is_the_root_is_refused(pool: DirectoryPool) -> None:
+    env = NumberEnv(pool, object(), sandbox={"workdir": "/"})
+    with pytest.raises(ConfigError, match="name a folder below /"):
+        await env.run_group({"id": "x", "number": 7}, 0, 1)
+
+
+class Unprepared(NumberEnv):
+    """Items with an odd number cannot be prepared; slots may be refused as well."""
+
+    async def prepare(self, item: Any, ctx: SandboxContext) -> None:
+        if item["number"] % 2:
+            await ctx.read_file("missing")
+
+
+async def test_an_item_that_cannot_be_prepared_is_lost_by_its_reason_and_the_run_goes_on(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, standin):
+        env = Unprepared(pool, model, ensure_scores_are_not_same=False)
+        lost = await env.run_group({"id": "x", "number": 1}, 0, 2)
+        assert standin.log == []
+        done = await env.run_group({"id": "y", "number": 2}, 1, 2)
+    [record] = lost.records()
+    assert (record.outcome, record.trainable, record.item_id) == ("prepare_error", False, "x")
+    assert "No such file" in str(record.error)
+    assert not lost.complete
+    assert done.complete
+    assert pool.snapshots == []
+
+
+async def test_a_slot_that_is_lost_while_preparing_is_tried_again(pool: DirectoryPool) -> None:
+    pool.refuse = ["/prepare", "/prepare"]
+    async with standin_model(right) as (model, _):
+        assert (await Unprepared(pool, model, rollout_tries=3).run_group({"id": "x", "number": 2}, 0, 2)).complete
+
+
+async def test_too_many_items_that_cannot_be_prepared_end_the_run(pool: DirectoryPool) -> None:
+    env = Unprepared(pool, object(), max_failed_items=1)
+    await env.run_group({"id": "x", "number": 1}, 0, 2)
+    with pytest.raises(ConfigError, match=r"2 items could not be prepared, more than env.max_failed_items \(1\).*y"):
+        await env.run_group({"id": "y", "number": 3}, 1, 2)
 
 
 async def test_verification_of_the_whole_layer_drops_its_snapshot(pool: DirectoryPool) -> None:
@@ -166,7 +311,6 @@ async def test_cancelling_a_group_leaves_nothing(pool: DirectoryPool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
     assert pool.live == {}
-    await asyncio.sleep(0.1)  # the killed commands' pipes close
 
 
 async def test_a_context_that_overflows_gives_segments_that_are_all_delivered(pool: DirectoryPool) -> None:

@@ -67,7 +67,7 @@ async def test_a_server_that_is_still_starting_may_be_opened_when_its_model_is_n
 
 async def test_the_standin_starts_by_itself() -> None:
     turn, segments = await ask(ServerConfig(server_type="standin", options={"policy": "looping"}))
-    assert turn.calls[0].arguments == {"command": "ls"}
+    assert turn.calls[0].raw_arguments == {"command": "ls"}
     assert segments == 1
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sandbox_pool import PoolConfig, SandboxLost, SlotPool
 from support.pool_leftovers import cgroup_name, leftovers
+from support.pool_wait import eventually, started
 
 
 @pytest.fixture
@@ -28,8 +29,7 @@ async def test_a_frozen_server_is_lost_replaced_and_removed(config, tmp_path):
     async with SlotPool.from_config(config) as pool:
         lease = await pool.acquire("t")
         cgroups = [cgroup_name(tmp_path / "s" / f"hermes-rl-{os.getuid()}" / lease.host / "scratch")]
-        running = asyncio.create_task(lease.exec("sleep 300"))
-        await asyncio.sleep(0.2)
+        running = await started(lease, "sleep 300")
         os.kill(lease.host_info.pid, signal.SIGSTOP)
         with pytest.raises(SandboxLost):
             await asyncio.wait_for(running, 30)
@@ -44,8 +44,7 @@ async def test_a_short_freeze_costs_nothing(config):
     async with SlotPool.from_config(patient) as pool, pool.lease("t") as box:
         await box.exec("export KEPT=1")
         os.kill(box.host_info.pid, signal.SIGSTOP)
-        await asyncio.sleep(1.5)
-        assert pool.status().hosts[0].unhealthy
+        await eventually(lambda: pool.status().hosts[0].unhealthy)
         os.kill(box.host_info.pid, signal.SIGCONT)
         assert (await box.exec("echo $KEPT")).output == "1\n"
         assert pool.metrics.counts["lost_hosts"] == 0

@@ -47,7 +47,7 @@ class Client:
 
     def left(self):
         """What is there; a process that was killed gets a moment, because init takes its time to bury it."""
-        for _ in range(60):
+        for _ in range(600):
             found = leftovers(self.scratch, self.cgroups)
             kept = self.namespaces & namespaces()
             if not found and not kept:

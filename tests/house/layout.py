@@ -19,6 +19,8 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
+NEVER_S = 3600.0
+"""Background work is not on the way; on a slow machine it would run meanwhile every time."""
 PACKAGES = ("hermes_rl", "environments", "agent_loop", "tool_parsers", "sandbox_pool")
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
@@ -158,7 +160,7 @@ async def way_of_a_call() -> set[str]:
 
     way = Way()
     with tempfile.TemporaryDirectory() as state:
-        config = PoolConfig(slots_per_host=1, state_dir=Path(state))
+        config = PoolConfig(slots_per_host=1, state_dir=Path(state), health_interval_s=NEVER_S)
         async with SlotPool(config) as pool, pool.lease("way") as sandbox, SandboxTools(sandbox, ["terminal"]) as tools:
             server = ScriptedServer(calls(call("terminal", {"command": "echo found"})), says("done"))
             loop = HermesAgentLoop(server, runtime=tools)
@@ -182,7 +184,7 @@ async def way_of_a_group() -> set[str]:
         await asyncio.to_thread(trainer.register)
         async with StandIn(play) as standin:
             settings = ServedEnv(Path(folder), "finite", api.url, standin.url, items=1).path
-            env = load_environment(settings)
+            env = load_environment(settings, ["--env.pool.health_interval_s", str(NEVER_S)])
             run_group, send_group = env.collect_trajectories, RolloutApi.send_group
 
             async def from_here_on(item: Any) -> Any:

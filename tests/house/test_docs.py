@@ -23,6 +23,7 @@ from support.markdown_pages import Block, anchors, blocks, links
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("environments", "agent_loop", "tool_parsers", "sandbox_pool")
+FOLDERS = (*ROOMS, "hermes_rl", "configs", "docs", "examples", "tests")
 LANGUAGES = {"", "bash", "python", "yaml", "json", "mermaid"}
 
 
@@ -52,6 +53,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert place.is_relative_to(ROOT), f"{link} leaves the repository"
         if anchor and place.suffix == ".md":
             assert anchor in anchors(place), f"{link}: no such heading in {name(place)}"
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name)
+def test_every_path_that_is_named_is_there(page: Path) -> None:
+    """Paths in code type that begin with a folder of ours; capitals in them stand for something of the reader's."""
+    for path in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[a-z0-9_./-]*)`", page.read_text()):
+        assert (ROOT / path).exists() or path == "environments/configs", path  # that one is only in the wheel
 
 
 def test_every_page_of_docs_can_be_found_from_the_index() -> None:

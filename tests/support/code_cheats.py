@@ -38,6 +38,13 @@ def forge():
     os._exit(0)
 forge()
 """,
+    "claims_two_things": """
+import json, os, sys
+cases = json.load(open(sys.argv[2]))
+both = {{'returns': None, 'args_after': [], 'raises': ['ValueError', 'KeyError', 'IndexError'], 'message': ''}}
+open(sys.argv[3], 'w').write(json.dumps([[both for _ in case] for case in cases]))
+os._exit(0)
+""",
     "overwrites_tests": """
 import glob, os
 for folder in ('.', *glob.glob('.verify-*')):

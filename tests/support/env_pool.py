@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -51,10 +52,16 @@ class DirectorySandbox:
         self._groups.add(process.pid)
         try:
             output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-        except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
+        except (TimeoutError, asyncio.CancelledError) as ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            if isinstance(ended, asyncio.CancelledError):
+                raise
             return ExecResult(124, "", timed_out=True)
+        finally:
+            # What a child of the command holds open would else close it after the event loop has ended.
+            process._transport.close()  # type: ignore[attr-defined]
         return ExecResult(process.returncode or 0, output.decode("utf-8", "replace"))
 
     async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -84,10 +91,10 @@ class DirectorySandbox:
     async def upload(self, local: Path, remote: str) -> None:
         _copy(local, self._path(remote))
 
-    async def download(self, remote: str, local: Path) -> None:
+    async def download(self, remote: str, local: Path, limits: object = None, **_: object) -> None:
         _copy(self._path(remote), local)
 
-    async def snapshot(self) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
         name = f"snapshot-{next(self._pool.numbers)}"
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name
@@ -155,6 +162,9 @@ class DirectoryPool:
                 del self.live[task_id]
                 await sandbox.stop_processes()
                 shutil.rmtree(root, ignore_errors=True)
+
+    async def download_snapshot(self, snapshot: str, local: Path, limits: object = None) -> None:
+        shutil.copytree(self.home / snapshot, local, symlinks=True)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         shutil.rmtree(self.home / snapshot)

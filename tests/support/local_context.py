@@ -10,6 +10,7 @@ import stat as stat_module
 import time
 from pathlib import Path
 
+from environments.scoring.verification import CheckTimeout
 from sandbox_pool.results import ExecResult, FileStat
 
 BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
@@ -39,21 +40,19 @@ class LocalContext:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        timed_out = False
         try:
             output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
         except TimeoutError:
-            timed_out, output = True, b""
+            raise CheckTimeout(command) from None
         finally:
             # The session is ours: whatever the command left running goes with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        code = 124 if timed_out else (process.returncode or 0)
+        code = process.returncode or 0
         return ExecResult(
             exit_code=code if code >= 0 else 128 - code,
             output=output.decode(errors="replace"),
-            timed_out=timed_out,
             cwd=str(self.root),
             duration_s=time.monotonic() - started,
         )

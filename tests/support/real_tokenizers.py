@@ -89,7 +89,10 @@ def _convert(name: str, tiktoken_ranks: bytes) -> bytes:
 
 @cache
 def real_tokenizer(name: str, special: tuple[str, ...] = ()):
-    """The tokenizer of one family with more special tokens, as another model would have them; one per process."""
+    """The tokenizer of one family with more special tokens, as another model would have them; one per process.
+
+    Tokens that it has already keep their flags: DeepSeek does not call its role markers special.
+    """
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
@@ -97,7 +100,9 @@ def real_tokenizer(name: str, special: tuple[str, ...] = ()):
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=smollm2_core())
     else:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file(name)))
-    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in special], special_tokens=True)
+    own = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    more = [AddedToken(text, special=True, normalized=False) for text in special if text not in own]
+    tokenizer.add_tokens(more, special_tokens=True)
     return tokenizer
 
 

@@ -98,13 +98,15 @@ async def loop_rollouts(model: CpuModel, count: int, first_seed: int = 0) -> lis
     return records
 
 
-async def chatty_rollouts(model: CpuModel, count: int, turns: int = 3) -> list[tuple[int, RolloutRecord]]:
+async def chatty_rollouts(
+    model: CpuModel, count: int, turns: int = 3, temperature: float = 1.0
+) -> list[tuple[int, RolloutRecord]]:
     """Short rollouts of several turns each, truncated now and then, whatever the model says."""
     recorder = recorder_for(model)
     records = []
     for number in range(count):
         rollout = Rollout(recorder, Random(number), context_tokens=85, max_tokens=10, tools=(), stop_at_length=0.0)
-        rollout.sampling = replace(rollout.sampling, seed=number + 1)
+        rollout.sampling = replace(rollout.sampling, seed=number + 1, temperature=temperature)
         rollout.output = lambda: "ok"
         await rollout.play(turns)
         records.append((number + 1, rollout.record(f"chat{number}")))

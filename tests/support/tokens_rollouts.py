@@ -107,6 +107,7 @@ class Rollout:
     def record(self, name: str) -> RolloutRecord:
         """The rollout as it is stored."""
         calls = self.conversation.sampled_calls()
+        order = iter(range(len(calls)))
         return RolloutRecord(
             rollout_id=name,
             group_id="group",
@@ -115,6 +116,7 @@ class Rollout:
             outcome="finished",
             trainable=True,
             messages=self.messages,
+            sampled_by=[next(order) if m["role"] == "assistant" else None for m in self.messages],
             tools=self.tools,
             score=1.0,
             has_tokens=True,

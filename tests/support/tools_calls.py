@@ -1,8 +1,9 @@
 """Calls tools the way the loop does and reads their JSON."""
 
-import asyncio
 import json
 import shlex
+
+from support.pool_wait import eventually
 
 
 class Tools:
@@ -30,18 +31,26 @@ class Tools:
 
         Without a PID namespace every process of the machine is visible: those of this sandbox work in its folder.
         """
-        return await self.sh(f"""for p in $(pgrep -f {shlex.quote(pattern)}); do
-            case $(readlink /proc/$p/cwd) in "$(pwd -P)"*) tr '\\0' ' ' < /proc/$p/cmdline ;; esac
+        found = await self.sh(f"""for p in $(pgrep -f {shlex.quote(pattern)}); do
+            case $(readlink /proc/$p/cwd) in "$(pwd -P)"*) tr '\\0' ' ' < /proc/$p/cmdline; echo ;; esac
         done; true""")
+        return [line.strip() for line in found.splitlines()]
+
+    async def started(self, *commands):
+        """Wait until these command lines are there: a child has its parent's until it execs."""
+
+        async def there():
+            return set(commands) <= set(await self.running("|".join(commands)))
+
+        await eventually(there)
 
     async def gone(self, pattern):
         """Whether no command line of the sandbox matches any more; a kill may take a moment."""
-        for _ in range(100):
-            found = await self.running(pattern)
-            if not found:
-                return True
-            await asyncio.sleep(0.05)
-        raise AssertionError(found)
+
+        async def none():
+            return not await self.running(pattern)
+
+        return await eventually(none)
 
     async def script(self, code):
         """Run a script that must succeed; its output."""

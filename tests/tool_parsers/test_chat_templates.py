@@ -114,7 +114,7 @@ arguments = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.just("write_file"), arguments), min_size=1, max_size=3), st.data())
 def test_random_calls_come_back_exactly(calls: list[Call], data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(templates()))

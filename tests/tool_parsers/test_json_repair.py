@@ -174,3 +174,29 @@ def test_what_python_writes_is_read_back_where_no_quote_is_ambiguous(value: dict
 @given(st.text(alphabet="{}[]\",:\\'ntrue 01.-eNaIfy\n\ud800", max_size=60))
 def test_no_text_makes_the_reader_raise(text: str) -> None:
     assert isinstance(loads(text), Decoded | Fault)
+
+
+TERMINAL = {"name": "terminal", "parameters": {"properties": {"command": {}, "timeout": {}}, "required": ["command"]}}
+
+
+def test_a_plain_string_as_arguments_goes_to_the_one_parameter_it_can_mean() -> None:
+    text = '<tool_call>{"name": "terminal", "arguments": "ls -la"}</tool_call>'
+    parsed = get_parser("hermes").parse(text, [TERMINAL])
+    assert [(c.arguments, c.repaired, c.error) for c in parsed.calls] == [
+        ({"command": "ls -la"}, ("plain_string",), None)
+    ]
+    assert parsed.content == ""
+
+
+@pytest.mark.parametrize("tools", [None, [{"name": "terminal", "parameters": {"properties": {"a": {}, "b": {}}}}]])
+def test_a_plain_string_that_no_schema_can_place_is_an_error(tools) -> None:
+    text = '<tool_call>{"name": "terminal", "arguments": "ls -la"}</tool_call>'
+    (call,) = get_parser("hermes").parse(text, tools).calls
+    assert call.error
+    assert call.arguments == {}
+
+
+def test_half_an_object_in_a_string_is_never_a_plain_string() -> None:
+    text = r'<tool_call>{"name": "terminal", "arguments": "{\"command\": \"rm -rf /tm"}</tool_call>'
+    (call,) = get_parser("hermes").parse(text, [TERMINAL]).calls
+    assert call.error

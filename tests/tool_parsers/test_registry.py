@@ -155,7 +155,7 @@ TEXTS = st.text() | st.lists(
 ).map("".join)  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(TEXTS, st.sampled_from(list_parsers()), st.sampled_from(["content", "reasoning", "header", None]), st.booleans())
 def test_no_text_makes_any_parser_raise_or_lose_its_place(
     text: str, name: str, start: str | None, strict: bool

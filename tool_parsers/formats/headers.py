@@ -18,6 +18,15 @@ _KIMI_SECTION = (
     "<|tool_call_section_end|>",
     "<|im_end|>",
 )
+_PLAMO_PARTS = ("tool_requests", "tool_request", "tool_name", "tool_arguments", "think")
+_PLAMO_MARKERS = (
+    *(f"<|plamo:{side}_{part}:plamo|>" for part in _PLAMO_PARTS for side in ("begin", "end")),
+    "<|plamo:constrain|>json<|plamo:msg|>",
+    "<|plamo:msg|>",
+    "<|plamo:tag|>",
+    "<|plamo:eot|>",
+    "<|plamo:bos|>",
+)
 _DEEPSEEK = Headed(
     ("<｜tool▁call▁begin｜>",),
     ("<｜tool▁sep｜>",),
@@ -118,6 +127,7 @@ FORMATS = (
         reasoning=None,
         segments=harmony,
         joined=True,
+        between="\n",
         models="gpt-oss",
     ),
     Format(
@@ -140,14 +150,7 @@ FORMATS = (
             ("<|plamo:end_tool_arguments:plamo|>",),
         ),
         aliases=("plamo",),
-        structure=(
-            "<|plamo:begin_tool_requests:plamo|>",
-            "<|plamo:end_tool_requests:plamo|>",
-            "<|plamo:begin_tool_request:plamo|>",
-            "<|plamo:end_tool_request:plamo|>",
-            "<|plamo:tag|>",
-            "<|plamo:eot|>",
-        ),
+        structure=_PLAMO_MARKERS,
         reasoning=Reasoning(("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)),
         models="PLaMo 3",
     ),

@@ -11,7 +11,7 @@ from tool_parsers.spec import THINK_IMPLICIT, Format, Reading, Reasoning, Scan
 
 _HERMES = JsonCalls(("<tool_call>",), ("</tool_call>",))
 _INKLING_HEADER = re.compile(
-    r"(?:<\|message_model\|>[^<]{0,256}+)?<\|content_invoke_tool_(?:json|text)\|>(?:[^<{]{0,256}+<\|content_invoke_tool_json\|>)?"
+    r"(?:<\|message_model\|>[^<]{0,256}+|\A[\w.\-]{1,256}+)?<\|content_invoke_tool_(?:json|text)\|>(?:[^<{]{0,256}+<\|content_invoke_tool_json\|>)?"
 )
 
 TAGGED = (
@@ -58,12 +58,14 @@ TAGGED = (
         "inkling",
         JsonCalls(
             ("<|content_invoke_tool_json|>",),
-            ("<|end_message|>",),
+            ("<|end_message|>", "<|content_model_end_sampling|>"),
             Keys(arguments=("args", "arguments", "parameters")),
             prefix=_INKLING_HEADER,
         ),
         reasoning=Reasoning(
-            ("<|message_model|><|content_thinking|>", "<|content_thinking|>"), ("<|end_message|>",), orphan_closer=False
+            ("<|message_model|><|content_thinking|>", "<|content_thinking|>"),
+            ("<|end_message|>", "<|content_model_end_sampling|>"),
+            orphan_closer=False,
         ),
         structure=(
             "<|message_model|>",
@@ -71,6 +73,9 @@ TAGGED = (
             "<|end_message|>",
             "<|message_user|>",
             "<|content_thinking|>",
+            "<|content_model_end_sampling|>",
+            "<|content_invoke_tool_text|>",
+            "<|content_tool_error|>",
         ),
         joined=True,
         trim="verbatim",

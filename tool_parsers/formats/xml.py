@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tool_parsers.readers.tagged import Tagged
@@ -45,7 +46,9 @@ class Elements:
 
     @cached_property
     def tag(self) -> re.Pattern[str]:
-        return re.compile(re.escape(self.prefix) + r"<(?!invoke |tool_call>)([^<>/\n][^<>\n]{0,255})>")
+        prefix = re.escape(self.prefix)
+        # `<tool_call>` opens a group only before an invoke; elsewhere it is an element of that name.
+        return re.compile(rf"{prefix}<(?!invoke |tool_call>\s*+{prefix}<invoke )([^<>/\n][^<>\n]{{0,255}})>")
 
     def find(self, scan: Scan, start: int) -> int:
         """The next group, or a call outside any group."""
@@ -120,7 +123,7 @@ class Elements:
 
     def _value(self, scan: Scan, begin: int, key: str, schema: Any, depth: int) -> tuple[Any, int]:
         end_tag = f"{self.prefix}</{key}>"
-        text_only = types_of(schema) == {"string"}
+        text_only = "string" in types_of(schema) <= {"string", "null"}
         if not text_only and self.tag.match(scan.text.raw, scan.text.skip_blanks(begin), scan.end):
             return self._children(scan, begin, key, schema, depth + 1)
         end = self._text_end(scan, begin, end_tag, text_only)
@@ -173,6 +176,7 @@ _QWEN3 = Tagged(
     openers=("<tool_call>",),
     closers=("</tool_call>",),
     trim_newline=True,
+    prints_python=True,
 )
 _INVOKE = Tagged(
     function=re.compile(rf"<invoke name={_attribute('name')}\s{{0,8}}>"),
@@ -193,8 +197,9 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
             rf"<{bar}parameter name={_attribute('key')}(?:\s{{1,8}}string=[\"'](?P<type>true|false)[\"'])?\s{{0,8}}>"
         ),
         parameter_end=f"</{bar}parameter>",
-        openers=tuple(f"<{bar}{section}>" for section in sections),
-        closers=tuple(f"</{bar}{section}>" for section in sections),
+        openers=tuple(f"<{bar.strip()}{section}>" for section in sections),
+        closers=tuple(f"</{bar.strip()}{section}>" for section in sections),
+        own_markup=True,
         marker=f"<{bar}invoke",
         json_body=True,
         unwrap=("arguments", "input"),
@@ -202,13 +207,34 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
     )
 
 
-_DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls")
+_DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls", "toolcalls", "tool")
+_DSML_BLANK = re.compile("<｜DSML｜ (?:invoke|parameter)")
+
+
+@lru_cache
+def _dsml(name: str, bar: str) -> Format:
+    return Format(
+        name,
+        _markup(bar, _DSML_SECTIONS),
+        trim="verbatim",
+        trim_exactly="\n\n",
+        structure=("<｜end▁of▁sentence｜>",),
+    )
+
+
+def _dsml_v4(text: Text) -> Format:
+    """V4.1 writes a blank after the bar (`<｜DSML｜ invoke`), V4 does not."""
+    return _dsml("deepseek_v4", "｜DSML｜ " if text.search(_DSML_BLANK) else "｜DSML｜")
+
+
 _MINICPM = Tagged(
     function=re.compile(rf"<function[\sĠ]{{0,8}}name={_attribute('name')}\s{{0,8}}>"),
     function_ends=("</function>",),
     parameter=re.compile(rf"<param[\sĠ]{{0,8}}name={_attribute('key')}\s{{0,8}}>"),
     parameter_end="</param>",
     untyped="text",
+    unwrap=("arguments", "properties"),
+    prints_python=True,
     duplicates_are_errors=True,
 )
 _GLYPHS = re.compile("<(?:function|param)Ġname=")
@@ -229,8 +255,59 @@ def without_glyphs(value: str) -> str:
 
 
 def _minicpm(text: Text) -> Format:
-    decode = without_glyphs if text.search(_GLYPHS) else without_cdata
-    return Format("minicpm5", replace(_MINICPM, decode_value=decode), joined=True)
+    if text.search(_GLYPHS) or ("Ġ" in text.raw and " " not in text.raw):
+        return Format("minicpm5", replace(_MINICPM, decode_value=without_glyphs), joined=True, clean=without_glyphs)
+    return Format("minicpm5", replace(_MINICPM, decode_value=without_cdata), joined=True)
+
+
+_K3_MARKER = re.compile(r"<\|(open|close)\|>\s{0,8}(think|response|tools|call|argument|json|message)\s{0,8}<\|sep\|>")
+_K3_MAX_SPELLINGS = 40
+_K3_ATTRIBUTES = r"(?:\s{1,8}(?!tool=|key=)\w{1,32}=\"[^\"\n]{0,256}\"){0,4}"
+
+
+def _kimi_k3(text: Text) -> Format:
+    """Kimi K3's markers are made of several tokens: blanks between them are taken as they were written."""
+    spellings: Counter[tuple[str, str, str]] = Counter()
+    match = text.search(_K3_MARKER)
+    while match is not None:
+        spellings[(match.group(1), match.group(2), match.group())] += 1
+        match = text.search(_K3_MARKER, match.end())
+    return _k3(tuple(spelling for spelling, _ in spellings.most_common(_K3_MAX_SPELLINGS)))
+
+
+@lru_cache(maxsize=64)
+def _k3(spellings: tuple[tuple[str, str, str], ...]) -> Format:
+    def markers(side: str, *names: str) -> tuple[str, ...]:
+        """How these markers are spelled in the text, the most frequent spelling first."""
+        found = tuple(marker for at, name, marker in spellings if at == side and name in names)
+        return found or tuple(f"<|{side}|>{name}<|sep|>" for name in names)
+
+    return Format(
+        "kimi_k3",
+        Tagged(
+            function=re.compile(
+                rf"<\|open\|>\s{{0,8}}call{_K3_ATTRIBUTES}\s{{1,8}}tool=\"(?P<name>[^\"\n]{{1,256}})\""
+                rf"{_K3_ATTRIBUTES}\s{{0,8}}<\|sep\|>"
+            ),
+            function_ends=markers("close", "call"),
+            parameter=re.compile(
+                r"<\|open\|>\s{0,8}argument\s{1,8}key=\"(?P<key>[^\"\n]{1,256})\""
+                r"(?:\s{1,8}type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}\s{0,8}<\|sep\|>"
+            ),
+            parameter_end=markers("close", "argument")[0],
+            openers=markers("open", "tools"),
+            closers=markers("close", "tools"),
+            json_block=re.compile(r"<\|open\|>\s{0,8}json\b[^<>\n]{0,64}<\|sep\|>"),
+            json_block_ends=markers("close", "json"),
+            marker="<|open|>call",
+            attribute_types=True,
+            unescape_attributes=True,
+        ),
+        reasoning=Reasoning(
+            markers("open", "think"), markers("close", "think"), skipped_by=markers("open", "response")
+        ),
+        structure=(*markers("open", "response"), *markers("close", "response", "message"), "<|im_end|>"),
+    )
 
 
 FORMATS = (
@@ -264,24 +341,14 @@ FORMATS = (
     Format(
         "dots",
         replace(_INVOKE, openers=("<dots_function_call>",), closers=("</dots_function_call>",), json_calls=True),
+        structure=("<dots_function_call>", "</dots_function_call>"),
         models="dots",
     ),
-    Format(
-        "deepseek_v32",
-        _markup("｜DSML｜", _DSML_SECTIONS),
-        aliases=("deepseek_v3_2", "deepseekv32"),
-        trim="verbatim",
-        trim_exactly="\n\n",
-        structure=("<｜end▁of▁sentence｜>",),
-        models="DeepSeek V3.2",
-    ),
-    Format(
-        "deepseek_v4",
-        _markup("｜DSML｜", _DSML_SECTIONS),
+    replace(_dsml("deepseek_v32", "｜DSML｜"), aliases=("deepseek_v3_2", "deepseekv32"), models="DeepSeek V3.2"),
+    replace(
+        _dsml("deepseek_v4", "｜DSML｜"),
         aliases=("deepseekv4", "deepseek_v41", "deepseek_v4_1"),
-        trim="verbatim",
-        trim_exactly="\n\n",
-        structure=("<｜end▁of▁sentence｜>",),
+        adapt=_dsml_v4,
         models="DeepSeek V4, V4.1",
     ),
     Format("gigachat35", _markup("｜GCML｜", _DSML_SECTIONS), aliases=("gigachat3_5",), models="GigaChat 3.5"),
@@ -342,25 +409,7 @@ FORMATS = (
         joined=True,
         models="Beam",
     ),
-    Format(
-        "kimi_k3",
-        Tagged(
-            function=re.compile(r"<\|open\|>call tool=\"(?P<name>[^\"<>\n]{1,256})\"[^<>\n]{0,64}<\|sep\|>"),
-            function_ends=("<|close|>call<|sep|>",),
-            parameter=re.compile(
-                r"<\|open\|>argument key=\"(?P<key>[^\"<>\n]{1,256})\""
-                r"(?: type=\"(?P<type>[a-z]{1,16})\")?[^<>\n]{0,64}<\|sep\|>"
-            ),
-            parameter_end="<|close|>argument<|sep|>",
-            openers=("<|open|>tools<|sep|>",),
-            closers=("<|close|>tools<|sep|>",),
-            attribute_types=True,
-            unescape_attributes=True,
-        ),
-        reasoning=Reasoning(("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",)),
-        structure=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|im_end|>"),
-        models="Kimi K3",
-    ),
+    replace(_k3(()), adapt=_kimi_k3, models="Kimi K3"),
     Format(
         "minimax_m3",
         Elements("]<]minimax[>["),

@@ -70,6 +70,8 @@ def _with_arguments(name: str, arguments: Any) -> Shape:
             return Shape(name, {}, ("string_arguments",))
         outcome = loads(arguments)
         if not isinstance(outcome, Decoded):
+            if arguments.lstrip()[0] not in "{[":
+                return Shape(name, arguments, repairs)
             error = f"The arguments of `{name}` are a string that is not JSON ({outcome.message}): write an object."
             return Shape(name, None, repairs, error)
         arguments, repairs = outcome.value, (*repairs, "string_arguments", *outcome.repairs)

@@ -48,7 +48,8 @@ def unwrapped(tools: Tools, name: str, arguments: dict[str, Any], wrappers: tupl
         return arguments
     outcome = loads(value) if isinstance(value, str) else None
     inner = outcome.value if isinstance(outcome, Decoded) else value
-    return inner if isinstance(inner, dict) else arguments
+    fits = isinstance(inner, dict) and (not inner or not inner.keys().isdisjoint(tools.properties(name)))
+    return inner if isinstance(inner, dict) and fits else arguments
 
 
 Untyped = Literal["text", "json"]
@@ -87,6 +88,9 @@ class Tagged:
     """The literal that every function tag begins with."""
     json_body: bool = False
     """Whether a call's body may be one JSON object instead of parameters."""
+    json_block: re.Pattern[str] | None = None
+    """What opens a block with all arguments as one JSON object, closed by one of `json_block_ends`."""
+    json_block_ends: tuple[str, ...] = ()
     json_calls: bool = False
     """Whether the opener may be followed by JSON call objects instead of tags."""
     unwrap: tuple[str, ...] = ()
@@ -96,6 +100,10 @@ class Tagged:
     decode_value: Callable[[str], str] | None = None
     unescape_attributes: bool = False
     duplicates_are_errors: bool = False
+    own_markup: bool = False
+    """Whether the tags are written nowhere else, so that a parameter tag inside a sentence is the next parameter."""
+    prints_python: bool = False
+    """Whether the template prints null as `None`."""
     repeated_name: bool = False
     """Whether `tool.tool` means `tool` (a namespace with one function)."""
 
@@ -200,14 +208,19 @@ class Tagged:
 
     def _json_arguments(self, scan: Scan, call: _Call, place: int) -> int:
         body = scan.text.skip_blanks(place)
-        if not self.json_body or scan.text.raw[body : body + 1] != "{":
+        block = self.json_block.match(scan.text.raw, body, scan.end) if self.json_block else None
+        if block is not None:
+            body = scan.text.skip_blanks(block.end())
+        if not (self.json_body or block) or scan.text.raw[body : body + 1] != "{":
             return place
         outcome = decode(scan.text, body, (*self.function_ends, *self.closers, *self.openers, self.marker), scan.end)
         if isinstance(outcome, Fault):
             call.error = f"The arguments of `{call.name}` are not valid JSON: {outcome.message}."
             return place
         call.arguments, call.repaired = outcome.value, outcome.repairs
-        return outcome.end
+        after = scan.text.skip_blanks(outcome.end)
+        closer = next((end for end in self.json_block_ends if block and scan.text.at(end, after)), "")
+        return after + len(closer) if closer else outcome.end
 
     def _parameter(self, scan: Scan, call: _Call, parameter: re.Match[str], properties: Mapping[str, Any]) -> int:
         key = self._attribute(parameter.group("key"))
@@ -296,7 +309,7 @@ class Tagged:
     @cached_property
     def line_parameter(self) -> re.Pattern[str]:
         """A parameter tag that can be the next parameter: not one quoted in running text."""
-        return re.compile("(?<! )" + self.parameter.pattern)
+        return self.parameter if self.own_markup else re.compile("(?<! )" + self.parameter.pattern)
 
     def _function_end(self, scan: Scan, call: _Call, place: int) -> int:
         after = scan.text.skip_blanks(place)
@@ -329,6 +342,8 @@ class Tagged:
     # -- values
 
     def _value(self, value: str, kind: str | None, schema: Any) -> Any:
+        if self.prints_python and value == "None" and "null" in types_of(schema):
+            return None
         if self.attribute_types and kind is not None:
             return typed_by_attribute(value, kind in ("true", "string"), schema)
         return typed(value, schema, json_or_text if self.untyped == "json" else None)

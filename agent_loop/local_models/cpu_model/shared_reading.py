@@ -13,16 +13,16 @@ as fast as the cache, and the same tokens whatever came before.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import orjson
 
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
+from sandbox_pool.owned_folders import make_owned_folder
+from sandbox_pool.server.host_files import remove_tree
 
 SEED = "seed"
 
@@ -146,7 +146,7 @@ class SharedPrefix:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="hermes-prefix-")
+        self._folder = make_owned_folder("prefix-")
 
     def __enter__(self) -> Self:
         return self
@@ -154,12 +154,12 @@ class SharedPrefix:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._folder.cleanup()
+        remove_tree(self._folder)
 
     @property
     def folder(self) -> str:
         """Where the server keeps the states; it wants a slash at the end."""
-        return f"{self._folder.name}/"
+        return f"{self._folder}/"
 
     def set(self, ids: Sequence[int]) -> None:
         """Another beginning; the servers have to read it before it is used."""
@@ -175,7 +175,7 @@ class SharedPrefix:
         """Set the slot to the beginning, and the request to go on from there; other prompts are read whole."""
         prompt, length = body.get("prompt"), len(self._ids)
         known = isinstance(prompt, list) and len(prompt) > length > 0 and prompt[:length] == self._ids
-        if known and (Path(self._folder.name) / _name(version)).exists():
+        if known and (self._folder / _name(version)).exists():
             await post(f"/slots/{SLOT}?action=restore", {"filename": _name(version)})
             body |= {"id_slot": SLOT, "cache_prompt": True}
         else:
@@ -183,7 +183,7 @@ class SharedPrefix:
 
     def forget(self, version: str) -> None:
         """Weights that no longer serve."""
-        (Path(self._folder.name) / _name(version)).unlink(missing_ok=True)
+        (self._folder / _name(version)).unlink(missing_ok=True)
 
 
 def common_prefix(prompts: Iterable[Sequence[int]]) -> list[int]:

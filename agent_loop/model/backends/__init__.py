@@ -32,8 +32,8 @@ BACKENDS: dict[str, Callable[..., TokenBackend]] = {
     "vllm-generate": VllmGenerateBackend,
     "sglang": SGLangBackend,
 }
-SIGNS = (("/props", "llamacpp"), ("/get_model_info", "sglang"), ("/model_info", "sglang"), ("/version", "vllm"))
-"""Addresses that only this server has; SGLang is renaming its own."""
+SIGNS = (("/props", "llamacpp"), ("/model_info", "sglang"), ("/get_model_info", "sglang"), ("/version", "vllm"))
+"""Addresses that only this server has; SGLang's older ones have `/get_model_info`."""
 
 
 async def connect(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from agent_loop.model.contract import Sampling
+from agent_loop.model.contract import ModelRefused, Sampling, WeightsSpan
+from agent_loop.records.record import covers
 
 GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
 """Keys of a request's body for a server that samples a whole group at once: the group's size, and its name."""
@@ -19,11 +20,27 @@ class Generation:
     token_ids: list[int]
     """As sampled, the stop token included when the server gives it."""
     logprobs: list[float | None]
-    """The sampled token's own logprob under the model; None where the server gave none."""
+    """The sampled token's own logprob under the model, at temperature 1 and before any filter or penalty, however it
+    was sampled; None where the server gave none."""
     finish_reason: str
     """The server's reason in OpenAI's words: stop, length, abort, ..."""
     weights_version: str | None = None
-    """Which weights sampled it, when the server says so."""
+    """Which weights sampled it, when the server says so; those of the first token when they changed on the way."""
+    weights_spans: tuple[WeightsSpan, ...] = ()
+    """Which weights sampled which tokens, from servers that say it so exactly."""
+
+
+def weights_spans(rows: Any, tokens: int) -> tuple[WeightsSpan, ...]:
+    """`[{"version", "start", "end"}]`, as vLLM and SGLang send it; raises ModelRefused when it is not all tokens."""
+    try:
+        spans = tuple(WeightsSpan(str(row["version"]), row["start"], row["end"]) for row in rows or ())
+    except (KeyError, TypeError) as error:
+        raise ModelRefused(f"the server's weight_versions cannot be read: {str(rows)[:200]}") from error
+    if not spans or tokens == 0:
+        return ()
+    if not covers(spans, tokens):
+        raise ModelRefused(f"the server's weight_versions are not those of {tokens} tokens: {str(rows)[:200]}")
+    return spans
 
 
 class TokenBackend(Protocol):

@@ -15,6 +15,18 @@ from agent_loop.model.backends.http import HttpBackend, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+NEUTRAL = {
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "dynatemp_range": 0.0,
+    "xtc_probability": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+}
+"""Sent with every request: the server's own defaults are those of its command line."""
 FIRST_GUESS = 1000
 """Probabilities asked for at first when scoring: sampled tokens are nearly always among the likeliest few."""
 WHOLE_VOCABULARY = 1_000_000
@@ -37,6 +49,7 @@ class LlamaCppBackend(HttpBackend):
             "top_k": 0,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
             "min_p": 0.0,
+            **NEUTRAL,
             "n_probs": 1,
             "return_tokens": True,
             "cache_prompt": True,
@@ -48,6 +61,8 @@ class LlamaCppBackend(HttpBackend):
         answer = await self._http.post("/completion", body | dict(sampling.extra_body))
         ids = field(answer, "tokens")
         entries = answer.get("completion_probabilities") or []
+        if any("logprob" not in entry for entry in entries):
+            raise ModelRefused("post_sampling_probs gives the sampler's probabilities, not the model's: leave it out")
         logprobs = align([e["id"] for e in entries], [e["logprob"] for e in entries], ids)
         stop = field(answer, "stop_type")
         return Generation(ids, logprobs, FINISH.get(stop, stop or "abort"), weights_version(answer.get("model")))

@@ -3,16 +3,18 @@
 `VllmBackend` is a stock server's `/v1/completions` with `return_token_ids`: no flag needed. `VllmScaleOutBackend` is
 its `/inference/v1/generate` (needs `--enable-scale-out` since 0.32) and says which weights sampled each token.
 `VllmGenerateBackend` is the `/generate` of the small servers that trainers ship.
+
+The logprobs are the model's at every temperature, as long as the server keeps its `--logprobs-mode raw_logprobs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from agent_loop.model.backends.backend import Generation
+from agent_loop.model.backends.backend import Generation, weights_spans
 from agent_loop.model.backends.http import Echo, HttpBackend, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
@@ -73,7 +75,9 @@ class VllmScaleOutBackend(_Vllm):
         rows = field(choice, "logprobs", "content")
         logprobs = [row["logprob"] for row in rows if "logprob" in row]
         _same_length(ids, logprobs)
-        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), _version(choice))
+        spans = weights_spans(choice.get("weight_versions"), len(ids))
+        version = spans[0].version if spans else None
+        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), version, spans)
 
 
 class VllmGenerateBackend(HttpBackend):
@@ -98,6 +102,8 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, An
         "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
@@ -111,12 +117,3 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, An
 def _same_length(ids: Sequence[int], logprobs: Sequence[float]) -> None:
     if len(ids) != len(logprobs):
         raise ModelRefused(f"the server gave {len(logprobs)} logprobs for {len(ids)} tokens")
-
-
-def _version(choice: Mapping[str, Any]) -> str | None:
-    """The weights that sampled the turn; when they changed on the way, all of them in order."""
-    versions = choice.get("weight_versions")
-    if not versions:
-        return None
-    items = versions if isinstance(versions, list) else [versions]
-    return ",".join(dict.fromkeys(str(v) for v in items))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent_loop.model.contract import Segment
+from agent_loop.model.contract import Segment, WeightsSpan
 from agent_loop.records.record import SampledCall
 
 MASKED = -100
@@ -31,6 +31,8 @@ class _Call:
     finish_reason: str
     duration_s: float
     weights_version: str | None
+    weights_spans: tuple[WeightsSpan, ...]
+    temperature: float | None
 
 
 @dataclass
@@ -66,6 +68,8 @@ class Ledger:
         finish_reason: str,
         duration_s: float = 0.0,
         weights_version: str | None = None,
+        weights_spans: tuple[WeightsSpan, ...] = (),
+        temperature: float | None = None,
     ) -> None:
         """Add what the model sampled on top of everything in the open segment, which must be what was `sent`."""
         if len(ids) != len(logprobs):
@@ -80,6 +84,8 @@ class Ledger:
             finish_reason=finish_reason,
             duration_s=duration_s,
             weights_version=weights_version,
+            weights_spans=weights_spans,
+            temperature=temperature,
         )
         self._calls.append(call)
         segment.tokens.extend(ids)
@@ -115,4 +121,6 @@ class Ledger:
             finish_reason=call.finish_reason,
             duration_s=call.duration_s,
             weights_version=call.weights_version,
+            weights_spans=list(call.weights_spans),
+            temperature=call.temperature,
         )

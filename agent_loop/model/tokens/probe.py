@@ -7,6 +7,7 @@ template wrote around them can be read off its output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,8 @@ from agent_loop.model.tokens.template import (
     TemplateRefused,
     Tokenizer,
     Traits,
+    added_texts,
+    guard_for,
     marker_turn,
     opens_thinking,
     render_after_marker,
@@ -96,6 +99,7 @@ def probe_template(
     ends = [tokenizer.encode(e, add_special_tokens=False) for e in (traits.call_end, traits.answer_end) if e]
     if any(len(end) != 1 for end in ends):
         raise TemplateRefused("the chat template ends assistant turns with something other than a single token")
+    renderer.guard = guard_for(tokenizer, prober.written(traits))
     return ChatTemplate(renderer, traits, frozenset(known) | {e[0] for e in ends}, frozenset(stop_ids))
 
 
@@ -110,6 +114,7 @@ class _Prober:
         self.render = renderer
         self.stops = list(stops)
         self.special = special_texts(renderer.tokenizer)
+        self.added = added_texts(renderer.tokenizer)
 
     def traits(self) -> Traits:
         """Everything about the template."""
@@ -124,6 +129,15 @@ class _Prober:
         traits = replace(traits, glue=self._glue_kind(traits, tools))
         traits = replace(traits, schemas_in_glue=self._schemas_in_glue(traits, tools))
         return self._details(traits, tools)
+
+    def written(self, traits: Traits) -> str:
+        """All that the template writes around the probes' words, for a guard to find its markers in."""
+        tools = [TOOL] if traits.tools else []
+        texts = []
+        for history in HISTORIES:
+            with suppress(TemplateRefused):
+                texts.append(self.render([*history], tools, generate=True, shape=traits.shape))
+        return "\n".join(texts)
 
     def _without_tools(self, refusal: str) -> Traits:
         shape = MessageShape()
@@ -185,11 +199,13 @@ class _Prober:
         between = tail[: tail.index(str(pending[0]["content"]))] if str(pending[0]["content"]) in tail else tail
         if known := _first_of(between, self.stops):
             return known
-        own = self._specials(self._own_tail(pending, tools, shape))
-        if own and own[-1] in between:
-            return own[-1]
-        if specials := self._specials(between):
-            return specials[0]
+        own_tail = self._own_tail(pending, tools, shape)
+        for candidates in (self.special, self.added):  # tokens that are not called special may close a call as well
+            own = _in_order(own_tail, candidates)
+            if own and own[-1] in between:
+                return own[-1]
+            if ends := _in_order(between, candidates):
+                return ends[0]
         raise TemplateRefused(
             "the chat template ends assistant turns with no special token: where a turn ends is unclear"
         )
@@ -203,14 +219,6 @@ class _Prober:
             return ""
         return text.rpartition(MARKER)[2]
 
-    def _specials(self, text: str) -> list[str]:
-        """Special tokens in the order in which they stand in the text."""
-        found: list[str] = []
-        while token := _first_of(text, self.special):
-            found.append(token)
-            text = text[text.index(token) + len(token) :]
-        return found
-
     def _role_markers(self, traits: Traits, tools: list[ToolSchema]) -> tuple[str, ...]:
         """Endings that open what follows: generation opens with them too, or no other token opens it."""
         prompt = self._generation_prompt(tools, traits.shape)
@@ -220,7 +228,7 @@ class _Prober:
             if not end:
                 continue
             _, glue = split_after_marker(self.render, LOCAL_HISTORY, PENDING[name], tools, traits)
-            direct = not self._specials(glue.partition(str(PENDING[name][0]["content"]))[0])
+            direct = not _in_order(glue.partition(str(PENDING[name][0]["content"]))[0], self.added)
             own = self._own_tail(PENDING[name], tools, traits.shape)
             if end in prompt or (direct and (end not in own or traits.call_end != traits.answer_end)):
                 markers.append(end)
@@ -284,7 +292,8 @@ class _Prober:
             shape=traits.shape,
         )
         between = two[two.index("Xr7probe") + 8 : two.index("Xr8probe")] if "Xr8probe" in two else ""
-        header = self._specials((traits.call_end if traits.role_marker_ends else "") + one[: one.index("Xr7probe")])
+        before = (traits.call_end if traits.role_marker_ends else "") + one[: one.index("Xr7probe")]
+        header = _in_order(before, self.special) or _in_order(before, self.added)
         first = self.render([USER], tools, generate=True, shape=traits.shape)
         return replace(
             traits,
@@ -312,6 +321,15 @@ def _shapes() -> Iterator[MessageShape]:
     for short_ids in (False, True):
         for arguments in ("dict", "string"):
             yield MessageShape(arguments=arguments, short_call_ids=short_ids)
+
+
+def _in_order(text: str, candidates: Sequence[str]) -> list[str]:
+    """The candidates that stand in a text, in its order."""
+    found: list[str] = []
+    while token := _first_of(text, candidates):
+        found.append(token)
+        text = text[text.index(token) + len(token) :]
+    return found
 
 
 def _first_of(text: str, candidates: Sequence[str]) -> str | None:

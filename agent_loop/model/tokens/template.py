@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Literal, Protocol, cast
 
 import orjson
@@ -131,27 +132,85 @@ def _interleave(message: Message, calls: list[dict[str, Any]], results: list[Mes
 
 BREAK = "\ufdd0"
 """A code point that Unicode keeps out of texts for ever; one that is in a text all the same is dropped."""
-GUARDED_ROLES = frozenset({"tool", "user"})
+GUARDED_ROLES = frozenset({"tool", "user", "system", "developer"})
+GUARDED_FIELDS = ("content", "name")
 
 
 class Guard:
-    """Knows the spellings of one tokenizer's special tokens."""
+    """Breaks what would be read as markup in messages that the model did not write.
 
-    def __init__(self, special: Sequence[str]) -> None:
-        spellings = sorted({s for s in special if len(s) > 1}, key=len, reverse=True)
-        self._openings = tuple({s[:2] for s in spellings})
-        self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+    `added` are the tokens that a tokenizer finds in any text, whatever their flags say: DeepSeek does not call its role
+    markers special. `markers` are those that a template writes as plain text, each with the places where it is cut so
+    that its ids become others.
+    """
+
+    def __init__(
+        self,
+        added: Iterable[str],
+        markers: Mapping[str, Sequence[int]] | None = None,
+        normalize: Callable[[str], str] | None = None,
+    ) -> None:
+        """`normalize` is given where a tokenizer looks for its added tokens in normalized text."""
+        added = {text for text in added if len(text) > 1}
+        self._added = _first_letters(added)
+        self._markers = dict(markers or {})
+        self._marker = re.compile("|".join(map(re.escape, self._markers))) if self._markers else None
+        self._openings = tuple({text[:2] for text in (*added, *self._markers)})
+        self._normalize = normalize
+        self._normalized = _first_letters({normalize(text) for text in added}) if normalize else None
 
     def protect(self, messages: Sequence[Message]) -> list[Message]:
         """The same messages, with spellings broken where they are only text."""
         return [self._protected(m) if m.get("role") in GUARDED_ROLES else m for m in messages]
 
     def _protected(self, message: Message) -> Message:
-        content = message.get("content")
-        if self._spelling is None or not isinstance(content, str) or not any(o in content for o in self._openings):
-            return message
-        broken = self._spelling.sub(lambda found: found[0][0] + BREAK + found[0][1:], content)
-        return message | {"content": broken} if broken != content else message
+        broken = {key: self._broken(message[key]) for key in GUARDED_FIELDS if key in message}
+        return message | broken if any(broken[key] is not message[key] for key in broken) else message
+
+    def _broken(self, value: Any) -> Any:
+        """The texts of a value, however deep: content may be a list of parts."""
+        if isinstance(value, str):
+            return self._broken_text(value)
+        if isinstance(value, list):
+            return [self._broken(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._broken(item) for key, item in value.items()}
+        return value
+
+    def _broken_text(self, text: str) -> str:
+        if any(opening in text for opening in self._openings):
+            if self._marker is not None:
+                text = self._marker.sub(lambda found: BREAK.join(_parts(found[0], self._markers[found[0]])), text)
+            if self._added is not None:
+                text = self._added.sub(lambda found: found[0] + BREAK, text)
+        if self._normalized is not None and self._normalize is not None:
+            parts = text.split(BREAK)
+            if any(self._normalized.search(self._normalize(part)) for part in parts):
+                return BREAK.join(letter for part in parts for letter in part)
+        return text
+
+
+def _first_letters(spellings: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds the first letter of each spelling, of those that overlap too; None without spellings."""
+    tails: dict[str, set[str]] = {}
+    for text in spellings:
+        if len(text) > 1:
+            tails.setdefault(text[0], set()).add(text[1:])
+    return re.compile("|".join(f"{re.escape(c)}(?={_any_of(rest)})" for c, rest in tails.items())) if tails else None
+
+
+def _any_of(texts: set[str]) -> str:
+    """A pattern for the beginning of any of these texts that tries each letter once, however many texts there are."""
+    if "" in texts:
+        return ""
+    tails: dict[str, set[str]] = {}
+    for text in texts:
+        tails.setdefault(text[0], set()).add(text[1:])
+    return "(?:" + "|".join(re.escape(c) + _any_of(rest) for c, rest in sorted(tails.items())) + ")"
+
+
+def _parts(text: str, cuts: Sequence[int]) -> list[str]:
+    return [text[a:b] for a, b in pairwise((0, *cuts, len(text)))]
 
 
 def pieces(text: str) -> list[str]:
@@ -163,6 +222,8 @@ PROMPT_END_TOKENS = 16
 """Tokens at a prompt's end that are read to see whether it opens a thinking block."""
 REMEMBERED_PROMPTS = 16
 """The first prompts of the groups that run side by side, and of a truncation the view that was just counted."""
+MARKER_LIKE = re.compile(r"<[^\s<>=]{1,60}[>=]|<[^\s<>=]{2,60}(?= \w+=)|\[/?[A-Z_]{3,40}\]")
+"""What a template writes as markup: `<tag>`, `<|role|>`, `<function=`, `<invoke name=`, `[INST]`."""
 MARKER = "Zq7kVx9w"
 """Stands in the stand-in turn: letters and digits, so that no template escapes or trims it."""
 
@@ -197,11 +258,37 @@ def opens_thinking(prompt: str) -> bool:
 
 
 def special_texts(tokenizer: Tokenizer) -> list[str]:
-    """The spellings of a tokenizer's special tokens, longest first."""
+    """The spellings of the tokens that a tokenizer calls special, longest first."""
     added = tokenizer.added_tokens_decoder
-    ids = set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
-    texts = {tokenizer.decode([i], skip_special_tokens=False) for i in ids}
-    return sorted(texts - {""}, key=len, reverse=True)
+    return _texts(tokenizer, {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)})
+
+
+def added_texts(tokenizer: Tokenizer) -> list[str]:
+    """The spellings of all tokens that a tokenizer finds in any text, longest first."""
+    return _texts(tokenizer, {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder})
+
+
+def _texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    return sorted({tokenizer.decode([i], skip_special_tokens=False) for i in ids} - {""}, key=len, reverse=True)
+
+
+def guard_for(tokenizer: Tokenizer, written: str = "") -> Guard:
+    """A guard for a tokenizer and for the markers in a text that a template wrote."""
+    added = {*added_texts(tokenizer), *(str(token) for token in tokenizer.added_tokens_decoder.values())}
+    markers = {text: _cuts(tokenizer, text) for text in set(MARKER_LIKE.findall(written)) - added}
+    normalizer = getattr(_fast(tokenizer), "normalizer", None)
+    normalized = any(getattr(token, "normalized", False) for token in tokenizer.added_tokens_decoder.values())
+    return Guard(added, markers, normalizer.normalize_str if normalizer is not None and normalized else None)
+
+
+def _cuts(tokenizer: Tokenizer, marker: str) -> Sequence[int]:
+    """Where to cut a marker so that its parts have other ids than the whole: in one place, or else everywhere."""
+    whole = tokenizer.encode(marker, add_special_tokens=False)
+    for place in range(1, len(marker)):
+        parts = (tokenizer.encode(part, add_special_tokens=False) for part in (marker[:place], marker[place:]))
+        if [token for ids in parts for token in ids] != whole:
+            return (place,)
+    return range(1, len(marker))
 
 
 @dataclass(frozen=True)
@@ -247,7 +334,7 @@ class Renderer:
     guard: Guard = field(init=False)
 
     def __post_init__(self) -> None:
-        self.guard = Guard(special_texts(self.tokenizer))
+        self.guard = guard_for(self.tokenizer)
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool, shape: MessageShape

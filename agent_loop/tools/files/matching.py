@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_loop.tools.tool import ToolFailure
@@ -22,6 +22,12 @@ _PUNCTUATION = str.maketrans(
     }
 )
 
+MAX_TOLERANT_LINES = 200_000
+"""In longer files only exact text is found."""
+
+_DASHES = _PUNCTUATION | {ord("\u2014"): "--"}
+"""Models write an em dash as two hyphens."""
+
 LineKey = Callable[[str], str]
 
 WAYS: tuple[tuple[str, LineKey], ...] = (
@@ -30,7 +36,15 @@ WAYS: tuple[tuple[str, LineKey], ...] = (
     ("indentation", str.strip),
     ("whitespace", lambda line: re.sub(r"\s+", " ", line).strip()),
     ("punctuation", lambda line: re.sub(r"\s+", " ", line.translate(_PUNCTUATION)).strip()),
+    ("dashes", lambda line: re.sub(r"\s+", " ", line.translate(_DASHES)).strip()),
 )
+WAYS_INSIDE: tuple[tuple[str, Mapping[int, str]], ...] = (
+    ("whitespace inside a line", {}),
+    ("punctuation inside a line", _PUNCTUATION),
+    ("dashes inside a line", _DASHES),
+)
+"""For a piece that is not whole lines: what its characters, and those of the file, are read as."""
+MAX_CHARS_INSIDE = 500_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,8 @@ def find_blocks(lines: Sequence[str], block: Sequence[str], first: int = 0) -> L
     """All places of the block at or after line `first`, by the strictest way that finds any."""
     if not block or not any(line.strip() for line in block):
         return LineMatches((), "exact")
-    for way, key in WAYS:
+    ways = WAYS if len(lines) <= MAX_TOLERANT_LINES else WAYS[:1]
+    for way, key in ways:
         wanted = [key(line) for line in block]
         if starts := _positions([key(line) for line in lines[first:]], wanted):
             return LineMatches(tuple(first + start for start in starts), way)
@@ -53,15 +68,27 @@ def find_blocks(lines: Sequence[str], block: Sequence[str], first: int = 0) -> L
 
 
 def _positions(keys: list[str], wanted: list[str]) -> list[int]:
-    """First lines of non-overlapping occurrences."""
-    size, found, at = len(wanted), [], 0
-    while at + size <= len(keys):
-        if keys[at] == wanted[0] and keys[at : at + size] == wanted:
-            found.append(at)
-            at += size
-        else:
-            at += 1
+    """First lines of non-overlapping occurrences. Linear (Knuth-Morris-Pratt): a file of equal lines is no trap."""
+    borders, found, matched = _borders(wanted), [], 0
+    for at, key in enumerate(keys):
+        while matched and key != wanted[matched]:
+            matched = borders[matched - 1]
+        matched += key == wanted[matched]
+        if matched == len(wanted):
+            found.append(at + 1 - matched)
+            matched = 0
     return found
+
+
+def _borders(wanted: list[str]) -> list[int]:
+    """For each beginning of the block, the length of its longest own beginning that is also its end."""
+    borders, length = [0], 0
+    for line in wanted[1:]:
+        while length and line != wanted[length]:
+            length = borders[length - 1]
+        length += line == wanted[length]
+        borders.append(length)
+    return borders
 
 
 def reindent(new: Sequence[str], old: Sequence[str], found: Sequence[str]) -> list[str]:
@@ -148,6 +175,8 @@ def replace_text(text: str, old: str, new: str, replace_all: bool = False) -> Re
 def _replace_lines(text: str, old: str, new: str, replace_all: bool) -> Replaced:
     lines, old_lines = text.split("\n"), _block(old)
     found = find_blocks(lines, old_lines)
+    if not found.starts and (inside := _replace_inside(text, old, new, replace_all)):
+        return inside
     if not found.starts:
         near = nearest_lines(lines, old_lines)
         hint = f" The nearest lines are:\n{near}" if near else " Nothing in the file is like it."
@@ -155,6 +184,46 @@ def _replace_lines(text: str, old: str, new: str, replace_all: bool) -> Replaced
     if len(found.starts) > 1 and not replace_all:
         raise _ambiguous([start + 1 for start in found.starts])
     return Replaced(_spliced(lines, found, old_lines, new), len(found.starts), found.way)
+
+
+def _replace_inside(text: str, old: str, new: str, replace_all: bool) -> Replaced | None:
+    """Replace a piece of one or more lines, with blanks and typography tolerated; None when it is not there."""
+    if len(text) > MAX_CHARS_INSIDE or not old.strip():
+        return None
+    for way, table in WAYS_INSIDE:
+        spans = _spans_inside(text, old.strip(" \t"), table)
+        if len(spans) > 1 and not replace_all:
+            raise _ambiguous([text.count("\n", 0, start) + 1 for start, _ in spans[:20]])
+        if spans:
+            pieces, at = [], 0
+            for start, end in spans:
+                pieces += [text[at:start], new.strip(" \t")]
+                at = end
+            return Replaced("".join([*pieces, text[at:]]), len(spans), way)
+    return None
+
+
+def _spans_inside(text: str, old: str, table: Mapping[int, str]) -> list[tuple[int, int]]:
+    key, places = _as_read(text, table)
+    wanted, _ = _as_read(old, table)
+    spans, at = [], key.find(wanted)
+    while at >= 0:
+        spans.append((places[at], places[at + len(wanted)]))
+        at = key.find(wanted, at + len(wanted))
+    return spans
+
+
+def _as_read(text: str, table: Mapping[int, str]) -> tuple[str, list[int]]:
+    """The text as it is compared (runs of blanks are one), and where in the text each of its characters stands."""
+    pieces: list[str] = []
+    places: list[int] = []
+    for match in re.finditer(r"[ \t]+|[^ \t]", text):
+        piece = " " if match.group()[0] in " \t" else table.get(ord(match.group()), match.group())
+        if piece == " " and pieces and pieces[-1] == " ":  # a no-break space next to a blank
+            continue
+        pieces.append(piece)
+        places += [match.start()] * len(piece)
+    return "".join(pieces), [*places, len(text)]
 
 
 def _spliced(lines: list[str], found: LineMatches, old_lines: list[str], new: str) -> str:

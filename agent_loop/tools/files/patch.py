@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.tools.files.matching import replace_text
-from agent_loop.tools.files.syntax import syntax_error
+from agent_loop.tools.files.syntax import lint
 from agent_loop.tools.files.text_file import EditableText, binary_reason, split_lines
 from agent_loop.tools.files.v4a import apply_changes, parse_patch, paths_of
 from agent_loop.tools.files.workspace import Workspace
-from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema, work_out
 
 Files = Mapping[str, EditableText | None]
 """Texts by path; None where there is no file."""
@@ -79,6 +79,7 @@ async def _put_back(workspace: Workspace, done: list[_Step]) -> list[str]:
 MAX_DIFF_CHARS = 20_000
 MAX_LINES_COMPARED = 2_000
 CONTEXT = 3
+MAX_NOTES = 10
 
 
 def unified_diff(path: str, before: str | None, after: str | None) -> str:
@@ -171,19 +172,22 @@ async def _replace(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any
         old = await _open(ctx, path)
         if old is None:
             raise ToolFailure(f"File not found: {path}", similar_files=await ctx.workspace.similar(path))
-        done = replace_text(
+        done = await work_out(
+            len(old.text),
+            replace_text,
             old.text,
             _fitted(arguments["old_string"], old),
             _fitted(arguments["new_string"], old),
             bool(arguments.get("replace_all")),
         )
         new = old.with_text(done.text)
+        changed = ctx.workspace.changed_since_seen(path, old.to_bytes())
         await commit(ctx.workspace, {path: old}, {path: new}, {})
-    result = _report({path: old}, {path: new})
+    result = await work_out(len(new.text), _report, {path: old}, {path: new})
     result["replacements"] = done.count
     if done.way != "exact":
         result["match"] = f"Not exact: found by ignoring differences in {done.way}."
-    return result
+    return with_warning(result, [path] if changed else [])
 
 
 def _check_text(text: str) -> None:
@@ -210,7 +214,8 @@ async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     async with ctx.workspace.editing(paths):
         opened = {path: await _open(ctx, path) for path in paths}
         texts = {path: file.text if file else None for path, file in opened.items()}
-        changed = apply_changes(changes, texts)
+        size = sum(len(text or "") for text in texts.values())
+        changed = await work_out(size, apply_changes, changes, texts)
         moves = {change.move_to: change.path for change in changes if change.move_to}
         new = {
             path: None
@@ -218,8 +223,23 @@ async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
             else (opened[path] or opened.get(moves.get(path, "")) or EditableText("")).with_text(text)
             for path, text in changed.items()
         }
+        stale = [
+            path for path, file in opened.items() if file and ctx.workspace.changed_since_seen(path, file.to_bytes())
+        ]
         await commit(ctx.workspace, opened, new, moves)
-    return _report(opened, new)
+    result = await work_out(size, _report, opened, new)
+    if notes := [f"{change.path}: {note}" for change in changes for note in change.notes]:
+        result["match"] = f"Not exact: {'; '.join(notes[:MAX_NOTES])}."
+    return with_warning(result, stale)
+
+
+def with_warning(result: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """The result, with a warning about files that were not what the model last saw of them."""
+    if paths:
+        result["_warning"] = (
+            f"{', '.join(paths)} had changed since you last read or wrote it. Read it again to be sure."
+        )
+    return result
 
 
 async def _open(ctx: CallContext, path: str) -> EditableText | None:
@@ -238,8 +258,9 @@ def _report(old: dict[str, EditableText | None], new: dict[str, EditableText | N
     for path, file in new.items():
         kind = "files_deleted" if file is None else "files_modified" if old.get(path) else "files_created"
         kinds[kind].append(path)
-        if file is not None and (problem := syntax_error(path, file.text)):
-            problems[path] = {"status": "error", "output": problem}
+        before = old.get(path)
+        if file is not None and (found := lint(path, before.text if before else None, file.text)):
+            problems[path] = found
     result.update({kind: paths for kind, paths in kinds.items() if paths})
     if problems:
         result["lint"] = problems

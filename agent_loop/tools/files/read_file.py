@@ -10,12 +10,14 @@ from typing import Any
 
 from agent_loop.tools.files.text_file import binary_reason, decode_for_reading, split_lines
 from agent_loop.tools.files.workspace import file_failure
-from agent_loop.tools.output import cut_line
+from agent_loop.tools.output import cut_line, dump
 from agent_loop.tools.tool import CallContext, Tool, ToolFailure, load_schema
 from sandbox_pool.errors import SandboxFileError
 
 _IMAGES = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".ico", ".tiff"))
 _SAME_READS_BEFORE_WARNING = 3
+_OTHER_FIELDS_CHARS = 600
+"""Room for what stands beside the lines in a result."""
 
 
 async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +40,7 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     result["file_size"] = len(data)
     if bad_bytes:
         result["encoding_note"] = f"{bad_bytes:,} bytes are not UTF-8; each is shown as \ufffd."
+    ctx.workspace.saw(path, data)
     _warn_of_repeats(ctx, result, (path, offset, limit), data)
     return result
 
@@ -45,13 +48,14 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
 def page(lines: list[str], offset: int, total_lines: int, ctx: CallContext) -> dict[str, Any]:
     """The result for these lines: as many as the budget takes, and where to go on."""
     shown: list[str] = []
-    left = ctx.config.max_read_chars
+    left = ctx.config.max_read_chars - _OTHER_FIELDS_CHARS
     for number, line in enumerate(lines, start=offset):
         row = f"{number}|{line}"
-        if shown and len(row) >= left:
+        size = len(dump(row))  # as the model reads it, with escapes
+        if shown and size >= left:
             break
         shown.append(row)
-        left -= len(row) + 1
+        left -= size
     result: dict[str, Any] = {"content": "\n".join(shown), "total_lines": total_lines}
     following = offset + len(shown)
     result["truncated"] = following <= total_lines and bool(shown)

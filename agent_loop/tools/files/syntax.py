@@ -17,14 +17,17 @@ import yaml
 
 MAX_CHARS = 64_000
 MAX_TOML_CHARS = 8_000
+MAX_TOML_DOTS = 1_000
 """tomllib takes time that grows with the square of a dotted key's length."""
+MAX_YAML_OPENERS = 2_000
+"""libyaml takes time that grows with the square of the depth of `[` and `{`, and holds every other thread meanwhile."""
 
 
 def syntax_error(path: str, text: str) -> str | None:
     """One sentence about the first syntax error, or None."""
     suffix = PurePosixPath(path).suffix.lower()
     check = _CHECKS.get(suffix)
-    if check is None or len(text) > (MAX_TOML_CHARS if suffix == ".toml" else MAX_CHARS):
+    if check is None or len(text) > MAX_CHARS or _too_slow(suffix, text):
         return None
     try:
         check(text)
@@ -35,6 +38,22 @@ def syntax_error(path: str, text: str) -> str | None:
     except (RecursionError, MemoryError):
         return None
     return None
+
+
+def _too_slow(suffix: str, text: str) -> bool:
+    if suffix == ".toml":
+        return len(text) > MAX_TOML_CHARS or text.count(".") > MAX_TOML_DOTS
+    return suffix in (".yaml", ".yml") and text.count("[") + text.count("{") > MAX_YAML_OPENERS
+
+
+def lint(path: str, before: str | None, after: str) -> dict[str, str] | None:
+    """What a change did to the syntax of a file, or None when it is fine, as before."""
+    problem = syntax_error(path, after)
+    had_one = before is not None and syntax_error(path, before) is not None
+    if problem is None:
+        return {"status": "ok", "output": "The syntax error that the file had is gone."} if had_one else None
+    found = {"status": "error", "output": problem}
+    return {**found, "note": "The file had a syntax error before this change too."} if had_one else found
 
 
 def _python(text: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agent_loop.tools.files.matching import find_blocks, nearest_lines, reindent
 from agent_loop.tools.tool import ToolFailure
+
+MAX_LINES_SEARCHED = 5_000_000
+"""Hunks times lines of one file: each hunk is looked for in the whole file."""
 
 
 def paths_of(changes: Iterable[FileChange]) -> list[str]:
@@ -40,7 +44,7 @@ def _apply(change: FileChange, state: dict[str, str | None]) -> None:
     if change.kind == "delete":
         state[path] = None
         return
-    after = apply_hunks(before, change.hunks, path)
+    after = _apply_hunks(before, change)
     if change.move_to and change.move_to != path:
         if state[change.move_to] is not None:
             raise ToolFailure(f"{path}: cannot move it to {change.move_to}, which exists already.")
@@ -49,15 +53,20 @@ def _apply(change: FileChange, state: dict[str, str | None]) -> None:
         state[path] = after
 
 
-def apply_hunks(text: str, hunks: Iterable[Hunk], path: str) -> str:
+def _apply_hunks(text: str, change: FileChange) -> str:
     """The text after all hunks, each looked for below the one before it."""
+    hunks, path = change.hunks, change.path
     ends_with_newline = text.endswith("\n") or not text
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
+    if len(hunks) * len(lines) > MAX_LINES_SEARCHED:
+        raise ToolFailure(f"{path}: {len(hunks)} hunks are too many for a file of {len(lines):,} lines. Send fewer.")
     at = 0
     for hunk in hunks:
-        start, found = _locate(lines, hunk, at, path)
+        start, found, way = _locate(lines, hunk, at, path)
+        if way != "exact":
+            change.notes.append(f"the hunk at patch line {hunk.line} was found by ignoring differences in {way}")
         fresh = reindent(hunk.new, hunk.old, found) if hunk.old else hunk.new
         fresh = _keep_context(fresh, hunk, found)
         lines[start : start + len(hunk.old)] = fresh
@@ -65,17 +74,17 @@ def apply_hunks(text: str, hunks: Iterable[Hunk], path: str) -> str:
     return "\n".join(lines) + ("\n" if ends_with_newline and lines else "")
 
 
-def _locate(lines: list[str], hunk: Hunk, first: int, path: str) -> tuple[int, list[str]]:
+def _locate(lines: list[str], hunk: Hunk, first: int, path: str) -> tuple[int, list[str], str]:
     after_hints = _after_hints(lines, hunk, first, path)
     if not hunk.old:
         at = len(lines) if hunk.at_end or not hunk.hints else after_hints
-        return at, []
+        return at, [], "exact"
     matches = find_blocks(lines, hunk.old, after_hints)
     if not matches.starts and after_hints != first:
         # The hint may itself be among the hunk's context lines.
         matches = find_blocks(lines, hunk.old, first)
     start = _choose(matches.starts, hunk, first, path, lines)
-    return start, lines[start : start + len(hunk.old)]
+    return start, lines[start : start + len(hunk.old)], matches.way
 
 
 def _choose(starts: tuple[int, ...], hunk: Hunk, first: int, path: str, lines: list[str]) -> int:
@@ -121,9 +130,11 @@ def _keep_context(fresh: list[str], hunk: Hunk, found: list[str]) -> list[str]:
 
 
 Kind = Literal["update", "add", "delete"]
-_SECTIONS: dict[str, Kind] = {"*** Update File:": "update", "*** Add File:": "add", "*** Delete File:": "delete"}
-_MOVE = "*** Move to:"
-_END_OF_FILE = "*** End of File"
+_SECTION = re.compile(r"\*\*\*\s*(Update|Add|Delete|Move) File:\s*(.*)")
+_MOVE = re.compile(r"\*\*\*\s*Move to:\s*(.*)")
+_END_OF_FILE = re.compile(r"\s*\*\*\*\s*End of File\s*")
+_BEGIN_PATCH = re.compile(r"\s*\*\*\*\s*Begin Patch\s*")
+_END_PATCH = re.compile(r"\s*\*\*\*\s*End Patch\s*")
 
 
 @dataclass
@@ -154,13 +165,15 @@ class FileChange:
     hunks: list[Hunk] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     line: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What had to be tolerated: in reading the patch, and in finding its lines in the file."""
 
 
 def parse_patch(text: str) -> list[FileChange]:
     """The file sections in order. Raises ToolFailure naming the line that is wrong."""
     reader = _Reader()
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        if line.strip() == "*** End Patch":
+        if _END_PATCH.fullmatch(line):
             break
         reader.feed(number, line)
     return reader.finish()
@@ -173,17 +186,14 @@ class _Reader:
         self._changes: list[FileChange] = []
 
     def feed(self, number: int, line: str) -> None:
-        if line.strip() == "*** Begin Patch":
+        if _BEGIN_PATCH.fullmatch(line):
             return
-        if (section := _section(line)) is not None:
-            kind, path = section
-            if not path:
-                raise ToolFailure(f"Patch line {number}: a path is missing after '{line.strip()}'.")
-            self._changes.append(FileChange(kind, path, line=number))
+        if (section := _section(number, line)) is not None:
+            self._changes.append(section)
         elif not self._changes:
             if line.strip():
                 raise ToolFailure(
-                    f"Patch line {number}: expected '*** Update File: PATH' (or Add, Delete), got {line!r}."
+                    f"Patch line {number}: expected '*** Update File: PATH' (or Add, Delete, Move), got {line!r}."
                 )
         else:
             self._feed_section(self._changes[-1], number, line)
@@ -194,8 +204,8 @@ class _Reader:
         elif change.kind == "delete":
             if line.strip():
                 raise ToolFailure(f"Patch line {number}: a Delete File section has no lines, got {line!r}.")
-        elif line.startswith(_MOVE):
-            change.move_to = line[len(_MOVE) :].strip() or None
+        elif move := _MOVE.match(line):
+            change.move_to = move.group(1).strip() or None
         else:
             _feed_update(change, number, line)
 
@@ -211,17 +221,28 @@ class _Reader:
         return self._changes
 
 
-def _section(line: str) -> tuple[Kind, str] | None:
-    for prefix, kind in _SECTIONS.items():
-        if line.startswith(prefix):
-            return kind, line[len(prefix) :].strip()
-    return None
+def _section(number: int, line: str) -> FileChange | None:
+    found = _SECTION.match(line)
+    if found is None:
+        return None
+    kind, path = found.group(1), found.group(2).strip()
+    if not path:
+        raise ToolFailure(f"Patch line {number}: a path is missing after '{line.strip()}'.")
+    if kind != "Move":
+        return FileChange(_KINDS[kind], path, line=number)
+    source, arrow, target = (part.strip() for part in path.partition(" -> "))
+    if not (source and arrow and target):
+        raise ToolFailure(f"Patch line {number}: write '*** Move File: OLD -> NEW', got {line!r}.")
+    return FileChange("update", source, move_to=target, line=number)
+
+
+_KINDS: dict[str, Kind] = {"Update": "update", "Add": "add", "Delete": "delete"}
 
 
 def _feed_added(change: FileChange, number: int, line: str) -> None:
     if line.startswith("+"):
         change.added.append(line[1:])
-    elif line.strip() and line.strip() != _END_OF_FILE:
+    elif line.strip() and not _END_OF_FILE.fullmatch(line):
         raise ToolFailure(f"Patch line {number}: every line of an added file begins with '+', got {line!r}.")
 
 
@@ -234,7 +255,7 @@ def _feed_update(change: FileChange, number: int, line: str) -> None:
             return
         change.hunks.append(Hunk(line=number))
     hunk = change.hunks[-1]
-    if line.strip() == _END_OF_FILE:
+    if _END_OF_FILE.fullmatch(line):
         hunk.at_end = True
     elif line.startswith("+"):
         hunk.new.append(line[1:])
@@ -244,8 +265,12 @@ def _feed_update(change: FileChange, number: int, line: str) -> None:
         # Models often drop the space of an empty context line.
         hunk.old.append(line[1:])
         hunk.new.append(line[1:])
-    else:
+    elif line.startswith("***"):
         raise ToolFailure(f"Patch line {number}: a line of a hunk begins with ' ', '+' or '-', got {line!r}.")
+    else:
+        change.notes.append(f"patch line {number} has no ' ', '+' or '-' before it: read as context")
+        hunk.old.append(line)
+        hunk.new.append(line)
 
 
 def _open_hunk(change: FileChange, number: int, hint: str) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import difflib
 import errno
+import hashlib
 import posixpath
 from collections.abc import AsyncIterator, Hashable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent_loop.tools.tool import InvalidArguments, ToolFailure
+from agent_loop.turn.messages import sendable
 from sandbox_pool.errors import SandboxFileError
+from sandbox_pool.results import ExecResult
 
 if TYPE_CHECKING:
     from sandbox_pool.client.sandbox import Sandbox
@@ -20,6 +23,8 @@ MAX_PATH_BYTES = 4096
 MAX_SCRATCH_BYTES = 70
 """A socket below it must fit into the 107 bytes that Linux allows."""
 SIMILAR_NAMES = 5
+BAD_DIRECTORY = 126
+"""Exit code of a command that could not start in its directory."""
 
 
 class Workspace:
@@ -30,10 +35,10 @@ class Workspace:
         self._locks: dict[str, asyncio.Lock] = {}
         self._places: tuple[str, str] | None = None
         self.cwd = sandbox.workdir
-        """Working directory of the shell after its last command."""
-        self._elsewhere = False
+        """The one working directory: of the shell, of scripts, and of relative paths."""
         self._last_read: Hashable = None
         self._same_reads = 0
+        self._seen: dict[str, bytes] = {}
 
     def count_read(self, what: Hashable) -> int:
         """How many times in a row exactly this was read, this time included."""
@@ -41,16 +46,49 @@ class Workspace:
         self._last_read = what
         return self._same_reads
 
-    def after_command(self, cwd: str, workdir: str | None) -> None:
-        """Note where a command left the shell. One that ran in a directory of its own does not move the session."""
-        self._elsewhere = workdir is not None
-        if workdir is None and cwd:
+    def forget_reads(self) -> None:
+        """Another tool ran: the next read is the first in a row."""
+        self._last_read = None
+
+    def saw(self, path: str, data: bytes) -> None:
+        """The model has read, or written, the whole of this file."""
+        self._seen[path] = _digest(data)
+
+    def changed_since_seen(self, path: str, data: bytes) -> bool:
+        """Whether the file, which holds this now, is not what the model last saw of it."""
+        return path in self._seen and self._seen[path] != _digest(data)
+
+    def after_command(self, cwd: str) -> None:
+        """Note where a command left the shell."""
+        if cwd:
             self.cwd = cwd
 
-    def way_back(self) -> str | None:
-        """Directory to give to the next command, when the last one ran in a directory of its own."""
-        elsewhere, self._elsewhere = self._elsewhere, False
-        return self.cwd if elsewhere else None
+    def start(self) -> str | None:
+        """Directory to start the next command in; None (the shell's own) when its name cannot be sent."""
+        return self.cwd if "\ufffd" not in self.cwd and sendable(self.cwd) == self.cwd else None
+
+    def unusable(self, cwd: str | None, result: ExecResult) -> ToolFailure | None:
+        """The failure of a command that could not start in its directory. A session that lost its folder goes on."""
+        cd = f"bash: line 1: cd: {cwd}: "
+        if result.exit_code != BAD_DIRECTORY or cwd is None or not result.output.startswith(cd):
+            return None
+        return self._no_directory(cwd, result.output[len(cd) :].strip())
+
+    def _no_directory(self, cwd: str, reason: str) -> ToolFailure:
+        said = f"The command was not run: the working directory {cwd} cannot be used ({reason})."
+        if cwd == self.cwd:
+            self.cwd = self._sandbox.workdir if cwd != self._sandbox.workdir else "/"
+            said += f" The session now stands in {self.cwd}."
+        return ToolFailure(said, output="", exit_code=BAD_DIRECTORY)
+
+    async def check_directory(self, cwd: str) -> None:
+        """Raises ToolFailure when a process could not start there."""
+        try:
+            found = await self._sandbox.stat(f"{cwd}/.")
+        except SandboxFileError as error:
+            raise self._no_directory(cwd, error.strerror or str(error)) from error
+        if found is None:
+            raise self._no_directory(cwd, "No such file or directory")
 
     async def resolve(self, path: str) -> str:
         """The path to use with the sandbox. Raises InvalidArguments for what no file system takes."""
@@ -116,6 +154,7 @@ class Workspace:
             await self._sandbox.write_file(path, data, mode=mode)
         except SandboxFileError as error:
             raise file_failure(path, error) from error
+        self.saw(path, data)
 
     async def remove(self, path: str) -> None:
         """Delete a file; one that is gone already is fine."""
@@ -135,6 +174,10 @@ class Workspace:
         lowered = {entry.lower(): entry for entry in sorted(entries)}
         close = difflib.get_close_matches(name.lower(), list(lowered)[:2000], n=SIMILAR_NAMES, cutoff=0.5)
         return [posixpath.join(folder, lowered[match]) for match in close]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def _plain(path: str) -> str:

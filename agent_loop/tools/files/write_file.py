@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from agent_loop.tools.files.syntax import syntax_error
+from agent_loop.tools.files.patch import with_warning
+from agent_loop.tools.files.syntax import lint
 from agent_loop.tools.files.text_file import decode, newline_style, with_newlines
 from agent_loop.tools.files.workspace import file_failure
-from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema
+from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, work_out
 from sandbox_pool.errors import SandboxFileError
 
-_STYLE_SAMPLE_BYTES = 64_000
+_OLD_BYTES = 1_000_000
 
 
 async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -19,31 +20,38 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     path = await ctx.workspace.resolve(arguments["path"])
     content: str = arguments["content"]
     async with ctx.workspace.editing([path]):
-        content = await _in_style_of_old(ctx, path, content)
+        old = await _old(ctx, path)
+        content = _in_style_of(old, content)
         try:
             data = content.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidArguments(
                 f"The content has a lone surrogate at character {error.start}: it cannot be stored as UTF-8."
             ) from None
+        changed = old is not None and ctx.workspace.changed_since_seen(path, old)
         await ctx.workspace.write(path, data)
     result: dict[str, Any] = {"bytes_written": len(data), "path": path}
-    if problem := syntax_error(path, content):
-        result["lint"] = {"status": "error", "output": problem}
-    return result
+    if found := await work_out(len(content), lint, path, None if old is None else decode(old), content):
+        result["lint"] = found
+    return with_warning(result, [path] if changed else [])
 
 
-async def _in_style_of_old(ctx: CallContext, path: str, content: str) -> str:
-    """CRLF for a file that had CRLF throughout; the model is not asked to remember that. What it says itself counts."""
-    if "\n" not in content or "\r\n" in content:
-        return content
+async def _old(ctx: CallContext, path: str) -> bytes | None:
+    """The file before, or None when there is none, or one that is too large to be compared."""
     try:
-        sample = await ctx.sandbox.read_file(path, offset=0, length=_STYLE_SAMPLE_BYTES)
+        data = await ctx.sandbox.read_file(path, offset=0, length=_OLD_BYTES + 1)
     except SandboxFileError as error:
         if error.errno == errno.EISDIR:
             raise file_failure(path, error) from error
-        return content  # no old file, or one that cannot be read: the write itself will tell
-    return with_newlines(content, "\r\n") if newline_style(decode(sample)) == "\r\n" else content
+        return None  # no old file, or one that cannot be read: the write itself will tell
+    return data if len(data) <= _OLD_BYTES else None
+
+
+def _in_style_of(old: bytes | None, content: str) -> str:
+    """CRLF for a file that had CRLF throughout; the model is not asked to remember that. What it says itself counts."""
+    if old is None or "\n" not in content or "\r\n" in content:
+        return content
+    return with_newlines(content, newline_style(decode(old)))
 
 
 TOOL = Tool(

@@ -15,6 +15,7 @@ import secrets
 import shlex
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -205,6 +206,9 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> ToolOutcome:
             # Killed, it could not tidy up after itself. In a sandbox that is gone there is nothing to tidy up.
             with contextlib.suppress(SandboxError):
                 await ctx.sandbox.remove(folder, recursive=True)
+    if failure := ctx.workspace.unusable(ctx.workspace.start(), replace(result, output=result.stderr)):
+        failure.fields["status"] = "error"
+        raise failure
     _check_python(bridge, result)
     return outcome_of(
         _report(ctx, bridge, result),
@@ -215,15 +219,16 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> ToolOutcome:
 
 
 async def _execute(ctx: CallContext, bridge: ScriptBridge, job: bytes) -> ExecResult:
-    limits = ctx.config.script
+    limits, cwd = ctx.config.script, ctx.workspace.start()
     boot = shlex.quote(script_source("boot.py"))
     python = "$(command -v python3 || command -v python)"
     running = asyncio.ensure_future(
         ctx.sandbox.exec(
             f'( python={python} && exec "$python" -c {boot} || exit {_NO_PYTHON} )',
             timeout_s=limits.timeout_s,
-            cwd=ctx.workspace.way_back(),
+            cwd=cwd,
             stdin=job,
+            on_activity=ctx.while_running("execute_code"),
             merge_stderr=False,
             max_output_chars=max(limits.stdout_bytes, limits.stderr_bytes),
         )

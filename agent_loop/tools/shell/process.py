@@ -28,7 +28,9 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArguments(f"action '{action}' needs a session_id.")
     entry = ctx.processes.get(arguments["session_id"])
     await ctx.processes.refresh(entry)
-    return await _ACTIONS[action](ctx, entry, arguments)
+    result = await _ACTIONS[action](ctx, entry, arguments)
+    entry.end_told = entry.end_told or not entry.running
+    return result
 
 
 async def _log(ctx: CallContext, entry: Background, offset: int = 0) -> LogChunk:
@@ -56,6 +58,7 @@ def _state(entry: Background) -> dict[str, Any]:
 
 async def _summary(ctx: CallContext, entry: Background) -> dict[str, Any]:
     await ctx.processes.refresh(entry)
+    entry.end_told = not entry.running
     return {
         **_state(entry),
         "command": ctx.redact(entry.command)[:200],

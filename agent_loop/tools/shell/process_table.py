@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 
 MAX_FINISHED = 64
 """Finished processes that stay visible."""
+LOOK_S = 1.0
+"""How often the output of a process with `watch_patterns` is looked at while it runs."""
+MAX_MATCH_NOTICES = 10
+"""Of one process; the last one says that it is the last."""
+MAX_MATCHED_LINES = 20
+_LONGEST_LINE = 10_000
 
 
 @dataclass
@@ -41,6 +47,8 @@ class Background:
     exit_code: int | None = None
     log_end: int = 0
     """Bytes of output seen so far: the next look at its end starts near here."""
+    end_told: bool = False
+    """Whether the model has read in a result that it ended: then no notice says it again."""
 
     @property
     def running(self) -> bool:
@@ -57,6 +65,24 @@ class Background:
             self.exit_code, self.ended = exit_code, time.monotonic()
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What the model wants to be told about a process, and the sentences for it."""
+
+    on_end: bool
+    patterns: tuple[str, ...]
+    """Plain texts, looked for in each line of output."""
+    describe_end: Callable[[Background, str], str]
+    describe_match: Callable[[Background, str, list[str]], str]
+
+
+@dataclass(frozen=True)
+class Notice:
+    entry: Background
+    text: str
+    of_end: bool = False
+
+
 class ProcessTable:
     """Owns the background processes of a rollout and the tasks that wait for them."""
 
@@ -64,12 +90,13 @@ class ProcessTable:
         self._sandbox = sandbox
         self._max_running = max_running
         self._entries: dict[str, Background] = {}
-        self._watchers: set[asyncio.Task[None]] = set()
-        self._notices: list[str] = []
+        self._watchers: dict[asyncio.Task[None], Watch] = {}
+        self._notices: list[Notice] = []
+        self._news = asyncio.Event()
 
     async def start(self, command: str, *, pty: bool, cwd: str | None, env: dict[str, str] | None = None) -> Background:
         """Start a command; raises ToolFailure when too many run already."""
-        running = sum(entry.running for entry in self._entries.values())
+        running = await self._count_running()
         if running >= self._max_running:
             raise ToolFailure(
                 f"{running} background processes are running: end some with process(action='kill') first."
@@ -97,26 +124,66 @@ class ProcessTable:
         if entry.running and (exit_code := await entry.process.poll()) is not None:
             entry.set_exit(exit_code)
 
-    def notify_when_done(self, entry: Background, describe: Callable[[Background, str], str]) -> None:
-        """Put a notice into the conversation when the process ends."""
-        task = asyncio.create_task(self._watch(entry, describe), name=f"watch {entry.session_id}")
-        self._watchers.add(task)
-        task.add_done_callback(self._watchers.discard)
+    async def _count_running(self) -> int:
+        """Processes that run. Those whose end nobody has looked at are asked before they keep another from starting."""
+        running = [entry for entry in self._entries.values() if entry.running]
+        if len(running) >= self._max_running:
+            await asyncio.gather(*(self.refresh(entry) for entry in running))
+        return sum(entry.running for entry in running)
 
-    async def _watch(self, entry: Background, describe: Callable[[Background, str], str]) -> None:
+    def watch(self, entry: Background, watch: Watch) -> None:
+        """Put notices about the process into the conversation."""
+        task = asyncio.create_task(self._watch(entry, watch), name=f"watch {entry.session_id}")
+        self._watchers[task] = watch
+        task.add_done_callback(self._watcher_ended)
+
+    def _watcher_ended(self, task: asyncio.Task[None]) -> None:
+        del self._watchers[task]
+        self._news.set()
+
+    async def _watch(self, entry: Background, watch: Watch) -> None:
+        lines = _NewLines(entry)
+        told = 0
         try:
-            if (exit_code := await entry.process.wait()) is not None:
-                entry.set_exit(exit_code)
-            chunk = await entry.process.log(offset=0)
-            self._notices.append(describe(entry, chunk.data))
+            exit_code = None
+            while exit_code is None:
+                looking = bool(watch.patterns) and told < MAX_MATCH_NOTICES
+                exit_code = await entry.process.wait(timeout_s=LOOK_S if looking else None)
+                if looking and (found := _matches(await lines.read(ended=exit_code is not None), watch.patterns)):
+                    told += 1
+                    text = watch.describe_match(entry, *found)
+                    last = f" (notice {told}, the last for this process)" if told == MAX_MATCH_NOTICES else ""
+                    self._announce(Notice(entry, text + last))
+            entry.set_exit(exit_code)
+            if watch.on_end:
+                chunk = await entry.process.log(offset=0)
+                self._announce(Notice(entry, watch.describe_end(entry, chunk.data), of_end=True))
         except SandboxError as error:
             # The sandbox is gone: the next call on it says so to the loop, which is where it must be heard.
             log.debug("no notice for %s: %s", entry.session_id, error)
 
+    def _announce(self, notice: Notice) -> None:
+        self._notices.append(notice)
+        self._news.set()
+
     def take_notices(self) -> list[str]:
-        """Notices since the last time, each handed out once."""
+        """Notices since the last time, each handed out once; an end that a result has told already is left out."""
         taken, self._notices = self._notices, []
-        return taken
+        return [notice.text for notice in taken if not (notice.of_end and notice.entry.end_told)]
+
+    async def wait_for_notice(self) -> bool:
+        """Wait for the next notice while a process runs whose end is to be told; whether there is one.
+
+        A pattern alone is not waited for: the line may never come.
+        """
+        while True:
+            self._news.clear()
+            self._notices = [notice for notice in self._notices if not (notice.of_end and notice.entry.end_told)]
+            if self._notices:
+                return True
+            if not any(watch.on_end for watch in self._watchers.values()):
+                return False
+            await self._news.wait()
 
     async def close(self) -> None:
         """End the watchers. The processes end with the lease."""
@@ -129,3 +196,28 @@ class ProcessTable:
         finished = [session_id for session_id, entry in self._entries.items() if not entry.running]
         for session_id in finished[: max(0, len(finished) - MAX_FINISHED)]:
             del self._entries[session_id]
+
+
+class _NewLines:
+    """The whole lines that a process has written since the last look."""
+
+    def __init__(self, entry: Background) -> None:
+        self._entry = entry
+        self._offset = 0
+        self._rest = ""
+
+    async def read(self, *, ended: bool) -> list[str]:
+        """Lines since the last time; at the end of the process also the last one without a newline."""
+        chunk = await self._entry.process.log(offset=self._offset)
+        self._offset = chunk.next_offset
+        *lines, self._rest = (self._rest + chunk.data).split("\n")
+        self._rest = self._rest[-_LONGEST_LINE:]
+        return [*lines, self._rest] if ended else lines
+
+
+def _matches(lines: list[str], patterns: tuple[str, ...]) -> tuple[str, list[str]] | None:
+    """The first pattern that was found, and every line with one."""
+    found = [(pattern, line) for line in lines for pattern in patterns if pattern in line]
+    if not found:
+        return None
+    return found[0][0], list(dict.fromkeys(line for _, line in found))[:MAX_MATCHED_LINES]

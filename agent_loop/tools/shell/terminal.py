@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from agent_loop.tools.output import cap_bytes, strip_ansi
-from agent_loop.tools.shell.process_table import Background
+from agent_loop.tools.shell.process_table import Background, Watch
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, outcome_of
 from agent_loop.turn.tool_call import ToolOutcome
 
@@ -55,13 +55,50 @@ def _program_hint(words: list[str], *, piped: bool) -> str | None:
 
 def sudo_hint(command: str, output: str) -> str | None:
     """A clear text when sudo could not work: there is no password and nobody to type one."""
+    if "sudo" in command and "no new privileges" in output:
+        return (
+            "sudo cannot work here: no process of this sandbox may gain privileges (no_new_privs). "
+            "Run the command without sudo."
+        )
     if "sudo" in command and _SUDO_TROUBLE.search(output):
         return "sudo does not work here: there is no password to give. Run the command without sudo."
     return None
 
 
+_NO_MATCH = "nothing was found, which is not an error"
+_DIFFERS = "the two differ, which is not an error"
+_FALSE = "the condition is false, which is not an error"
+_MEANINGS: dict[str, dict[int, str]] = {
+    **{key: {1: _NO_MATCH} for key in ("grep", "egrep", "fgrep", "zgrep", "rg", "ag", "ack")},
+    **{key: {1: _DIFFERS} for key in ("diff", "colordiff", "cmp")},
+    **{key: {1: _FALSE} for key in ("test", "[", "[[")},
+    "pgrep": {1: "no process matched, which is not an error"},
+    "find": {1: "some folders could not be read; what was found is still shown"},
+    "git": {1: "often not an error: git diff and git grep end so when there are differences, or no matches"},
+    "curl": {
+        6: "the host's name could not be resolved",
+        7: "the host could not be connected to",
+        22: "the server answered with an HTTP error such as 404 or 500",
+        28: "the request took too long",
+    },
+    "pytest": {1: "tests failed", 2: "the run was interrupted", 4: "wrong usage", 5: "no tests were collected"},
+}
+
+
+def exit_code_meaning(command: str, exit_code: int) -> str | None:
+    """What a non-zero exit code of the last program of a command says, where it is not simply a failure."""
+    if not exit_code:
+        return None
+    words = re.split(r"&&|\|\||[;|\n]", command.strip().rstrip(";"))[-1].split()
+    program = next((word for word in words if not re.fullmatch(r"\w+=\S*", word)), "")
+    return _MEANINGS.get(program.rsplit("/", 1)[-1], {}).get(exit_code)
+
+
+_IGNORED = {
+    "check_interval": "check_interval is ignored: use notify_on_complete or watch_patterns to be told of a process.",
+    "force": "force is ignored: the rules of this environment always apply.",
+}
 _NOTICE_CHARS = 2_000
-_BAD_WORKDIR = 126
 
 
 async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any] | ToolOutcome:
@@ -71,14 +108,22 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any] | T
     workdir = arguments.get("workdir")
     if workdir:
         workdir = await ctx.workspace.resolve(workdir)
+    ignored = [said for name, said in _IGNORED.items() if arguments.get(name)]
     if arguments.get("background"):
-        return await _start(ctx, arguments, workdir)
+        return _noted(await _start(ctx, arguments, workdir), ignored)
+    if arguments.get("notify_on_complete") or arguments.get("watch_patterns"):
+        ignored.append("notify_on_complete and watch_patterns apply to background=true only.")
     timeout_s, note = _clamped(arguments.get("timeout"), ctx)
     run_command = _foreground_pty if arguments.get("pty") else _foreground
     data, timed_out = await run_command(ctx, command, workdir, timeout_s)
     if note:
         data["timeout_note"] = note
-    return outcome_of(data, timed_out=timed_out)
+    return outcome_of(_noted(data, ignored), timed_out=timed_out)
+
+
+def _noted(data: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    said = [data["note"], *notes] if "note" in data else notes
+    return {**data, "note": " ".join(said)} if said else data
 
 
 def _check_text(text: str, what: str) -> None:
@@ -105,19 +150,22 @@ async def _foreground(
     ctx: CallContext, command: str, workdir: str | None, timeout_s: int
 ) -> tuple[dict[str, Any], bool]:
     """The result, and whether the command was stopped at its timeout."""
+    cwd = workdir or ctx.workspace.start()
     result = await ctx.sandbox.exec(
         command,
         timeout_s=timeout_s,
-        cwd=workdir or ctx.workspace.way_back(),
+        cwd=cwd,
         max_output_chars=ctx.config.max_output_chars,
+        on_activity=ctx.while_running("terminal"),
     )
-    ctx.workspace.after_command(result.cwd, workdir)
+    if failure := ctx.workspace.unusable(cwd, result):
+        raise failure
+    if workdir is None:  # one that ran in a directory of its own does not move the session
+        ctx.workspace.after_command(result.cwd)
     data = _result(ctx, command, result.output, result.exit_code)
     if result.timed_out:
         data["error"] = f"The command was killed after {timeout_s} s. Its output so far is above."
         _add_hint(data, interactive_hint(command) or "Set a longer timeout, or use background=true.")
-    elif result.exit_code == _BAD_WORKDIR and workdir and not result.output:
-        data["error"] = f"The working directory {workdir} cannot be used."
     if result.truncation:
         data["truncation"] = {
             "total_chars": result.truncation.total_chars,
@@ -130,6 +178,8 @@ async def _foreground(
 def _result(ctx: CallContext, command: str, output: str, exit_code: int) -> dict[str, Any]:
     clean = ctx.redact(strip_ansi(output))
     data: dict[str, Any] = {"output": clean, "exit_code": exit_code, "error": None}
+    if meaning := exit_code_meaning(command, exit_code):
+        data["exit_code_meaning"] = meaning
     if exit_code:
         _add_hint(data, sudo_hint(command, clean) or interactive_hint(command))
     return data
@@ -144,7 +194,9 @@ async def _foreground_pty(
     ctx: CallContext, command: str, workdir: str | None, timeout_s: int
 ) -> tuple[dict[str, Any], bool]:
     """The same on a pseudo-terminal; what the command started is gone when the call returns."""
-    process = await ctx.sandbox.spawn(command, pty=True, cwd=workdir or ctx.workspace.cwd)
+    cwd = workdir or ctx.workspace.cwd
+    await ctx.workspace.check_directory(cwd)
+    process = await ctx.sandbox.spawn(command, pty=True, cwd=cwd)
     exit_code: int | None = None
     try:
         exit_code = await process.wait(timeout_s=timeout_s)
@@ -164,6 +216,7 @@ async def _foreground_pty(
 
 async def _start(ctx: CallContext, arguments: dict[str, Any], workdir: str | None) -> dict[str, Any]:
     cwd = workdir or ctx.workspace.cwd
+    await ctx.workspace.check_directory(cwd)
     entry = await ctx.processes.start(arguments["command"], pty=bool(arguments.get("pty")), cwd=cwd)
     data: dict[str, Any] = {
         "output": "Background process started",
@@ -174,13 +227,32 @@ async def _start(ctx: CallContext, arguments: dict[str, Any], workdir: str | Non
     }
     if arguments.get("timeout") is not None:
         data["note"] = "timeout does not apply to background commands."
-    if arguments.get("notify_on_complete"):
-        ctx.processes.notify_when_done(entry, lambda done, output: _notice(ctx, done, output))
+    patterns = tuple(pattern for pattern in arguments.get("watch_patterns") or () if pattern)
+    notify = bool(arguments.get("notify_on_complete"))
+    if notify or patterns:
+        watch = Watch(
+            notify,
+            patterns,
+            describe_end=lambda done, output: _end_notice(ctx, done, output),
+            describe_match=lambda found, pattern, lines: _match_notice(ctx, found, pattern, lines),
+        )
+        ctx.processes.watch(entry, watch)
+    if notify:
         data["notify_on_complete"] = True
+    if patterns:
+        data["watch_patterns"] = list(patterns)
     return data
 
 
-def _notice(ctx: CallContext, entry: Background, output: str) -> str:
+def _match_notice(ctx: CallContext, entry: Background, pattern: str, lines: list[str]) -> str:
+    matched = ctx.redact(strip_ansi("\n".join(lines)))[:_NOTICE_CHARS]
+    return (
+        f'[SYSTEM: Background process {entry.session_id} matched watch pattern "{pattern}".\n'
+        f"Command: {ctx.redact(entry.command)[:200]}\nMatched output:\n{matched}]"
+    )
+
+
+def _end_notice(ctx: CallContext, entry: Background, output: str) -> str:
     tail = ctx.redact(strip_ansi(output))[-_NOTICE_CHARS:]
     command = ctx.redact(entry.command)[:200]
     return (

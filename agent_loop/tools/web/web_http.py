@@ -6,6 +6,7 @@ Requests leave from the training process, not from the sandbox: that is why noth
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from html.parser import HTMLParser
 from types import TracebackType
@@ -87,6 +88,30 @@ def html_to_text(html: str) -> tuple[str, str]:
     return " ".join(parser.title.split()), re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
+_DECLARED = re.compile(
+    rb"""<(?:meta|\?xml)\b[^>]{0,300}?(?:charset|encoding)\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE
+)
+
+
+def decode_page(data: bytes, charset: str | None, *, cut_off: bool = False) -> str:
+    """Text of a page: by its byte order mark, its header, what it says itself, UTF-8, or else as browsers read it."""
+    if data.startswith(codecs.BOM_UTF8):
+        return data[3:].decode("utf-8", "replace")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace")
+    declared = _DECLARED.search(data[:1024])
+    for name in (charset, declared.group(1).decode("ascii") if declared else None):
+        try:
+            if name:
+                return data.decode(name, "replace")
+        except (LookupError, ValueError):
+            continue  # there is no such encoding
+    try:
+        return codecs.utf_8_decode(data, "strict", not cut_off)[0]
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
@@ -149,7 +174,8 @@ class HttpWeb:
         data = await answer.content.read(self._config.max_page_bytes)
         while len(data) < self._config.max_page_bytes and (more := await answer.content.readany()):
             data += more
-        text = data[: self._config.max_page_bytes].decode(answer.get_encoding(), "replace")
+        most = self._config.max_page_bytes
+        text = decode_page(data[:most], answer.charset, cut_off=len(data) >= most)
         if "html" not in kind:
             return Page(url, "", text)
         title, body = await asyncio.to_thread(html_to_text, text)

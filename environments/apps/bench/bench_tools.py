@@ -20,7 +20,7 @@ from environments.errors import at_least
 
 if TYPE_CHECKING:
     from agent_loop.tools import SandboxTools
-    from sandbox_pool import Sandbox
+    from sandbox_pool import Sandbox, SlotPool
 
 LEVELS = ("namespaces", "landlock", "uid", "plain")
 HELP = "latency of the tools compared with one plain command, and of calls from inside a script"
@@ -59,7 +59,7 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
 
     options = {"level": args.level} if args.level else {}
     config = PoolConfig.model_validate(
-        {"provider": "local", "slots_per_host": 1, "provider_options": options, "state_dir": state_dir}
+        {"provider": "local", "slots_per_host": 2, "provider_options": options, "state_dir": state_dir}
     )
     async with (
         SlotPool.from_config(config) as pool,
@@ -69,8 +69,40 @@ async def _measure(args: argparse.Namespace, state_dir: str) -> Report:
         await sandbox.write_file("bench.txt", b"".join(b"line %d of the file\n" % n for n in range(200)))
         direct = await _direct(sandbox, tools, args.calls)
         scripts_s, nested_s, direct_s = await _scripts(tools, args.scripts)
-        settings = {"calls": args.calls, "scripts": args.scripts, "isolation": sandbox.isolation}
-        return Report("tools", settings, tuple(_figures(direct, scripts_s, nested_s, direct_s)))
+        isolation = sandbox.isolation
+        figures = _figures(direct, scripts_s, nested_s, direct_s)
+    async with SlotPool.from_config(config) as pool:
+        figures += await _verification(pool, max(5, args.calls // 5))
+    settings = {"calls": args.calls, "scripts": args.scripts, "isolation": isolation}
+    return Report("tools", settings, tuple(figures))
+
+
+async def _verification(pool: SlotPool, times: int) -> list[Figure]:
+    """Freeze, fork, one check and clean-up of a small workspace, compared with one plain command of the same slots."""
+    from environments.scoring.contexts import FrozenWorkspace, ToolContext
+
+    whole: list[float] = []
+    plain: list[float] = []
+
+    async def verify(sandbox: Sandbox) -> None:
+        frozen = await FrozenWorkspace.take(sandbox, pool)
+        context = ToolContext(pool.lease_from(frozen.start, "bench-verify"), frozen, "bench-verify")
+        await context.exec("cat answer.txt")
+        await context.close()
+        await frozen.close()
+
+    for _ in range(times):
+        async with pool.lease("bench-rollout") as sandbox:
+            await sandbox.write_file("answer.txt", b"42\n")
+            for _ in range(4):
+                await asyncio.sleep(0.005)
+                plain.append(await timed(lambda: sandbox.exec("echo hi", timeout_s=30)))
+            whole.append(await timed(verify, sandbox))
+    p50 = statistics.median(whole)
+    return [
+        Figure("verification_p50", p50 * 1000, "ms"),
+        Figure("verification_over_exec", p50 / statistics.median(plain), "x", 15.0),
+    ]
 
 
 async def _direct(sandbox: Sandbox, tools: SandboxTools, calls: int) -> dict[str, list[float]]:

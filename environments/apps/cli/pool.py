@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from environments.errors import UsageError, at_least
 from sandbox_pool import PoolConfig, SandboxError, SlotPool
 from sandbox_pool.errors import did_you_mean, first_invalid
 from sandbox_pool.journal.gc import Liveness, collect_orphans, default_place
-from sandbox_pool.journal.journal import Journal
+from sandbox_pool.journal.journal import Journal, set_damaged_aside
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider, provider_names
 
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--transfer-mb", type=at_least(1), default=100, help="size of the transferred file (default 100)"
     )
     gc.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of these providers")
+    gc.add_argument("--rebuild", action="store_true", help="set a damaged journal aside and begin a new one first")
     gc.add_argument("--scratch-dir", help="also look for local leftovers here")
     bench.add_argument(
         "--many", type=at_least(0), default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
@@ -136,6 +138,11 @@ def _status_table(rows: list[dict[str, Any]]) -> None:
 def gc(args: argparse.Namespace) -> int:
     """Remove leftovers; 1 when something could not be removed."""
     state_dir = _state_dir(args)
+    if args.rebuild and (aside := set_damaged_aside(state_dir)):
+        print(
+            f"the damaged journal is now {aside}; name providers and scratch spaces that it knew with flags",
+            file=sys.stderr,
+        )
     journal = Journal(state_dir)
     me = this_process()
     try:

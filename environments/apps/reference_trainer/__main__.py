@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent_loop.local_models.cpu_model.weights import cache_dir
 from agent_loop.own_process import end_with_parent
 from environments.apps.reference_trainer.trainer import StopRequest
 from environments.apps.reference_trainer.trainer_settings import TrainerJob
+from sandbox_pool.server.build.helper_build import cache_dir
 
 USAGE = "usage: python -m environments.apps.reference_trainer SETTINGS.json"
 

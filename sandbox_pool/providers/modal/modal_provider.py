@@ -23,7 +23,7 @@ from typing import Any, Literal
 import modal
 
 from sandbox_pool.client.connection import dial
-from sandbox_pool.errors import HostStartFailed, SandboxLost
+from sandbox_pool.errors import HostStartFailed, PlaceUnreachable, SandboxLost
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.providers.modal.modal_calls import SDK_ERRORS, ModalFault, ModalMissing, ask, fault
 from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
@@ -163,7 +163,8 @@ class ModalProvider:
                 raise SandboxLost(f"{name}: {box.ended.result()}")
             address = await self._address(box)
         except ModalFault as error:
-            raise HostStartFailed(f"{name}: {error}") from error
+            kind = HostStartFailed if self._sandboxes.may_exist(name) else PlaceUnreachable
+            raise kind(f"{name}: {error}") from error
         token = self._context.token(name)
         try:
             async with asyncio.timeout(self._options.ready_timeout_s):

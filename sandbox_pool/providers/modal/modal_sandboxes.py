@@ -101,6 +101,10 @@ class Sandboxes:
             task.add_done_callback(lambda _: self._creates.pop(name, None))
         return await asyncio.shield(task)
 
+    def may_exist(self, name: str) -> bool:
+        """Whether Modal was asked to make it and did not clearly refuse."""
+        return name in self._boxes or name in self._doubtful
+
     async def _create(self, name: str, make: Make) -> OpenSandbox:
         arguments = dict(await make())
         self._doubtful.add(name)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from sandbox_pool.errors import HostStartFailed, SandboxError, SandboxLost
+from sandbox_pool.errors import HostStartFailed, PlaceUnreachable, SandboxError, SandboxLost
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.providers.nomad.nomad_api import Json, NomadApi, NomadError
 from sandbox_pool.providers.nomad.nomad_job import META_HOST, META_OWNER, META_TOKEN, PORT, TASK, render_job
@@ -51,6 +51,8 @@ class NomadProvider:
         self._watch: AllocationWatch | None = None
         self._registered: dict[str | None, str] = {}
         self._unanswered: dict[str, str] = {}
+        self._asked: set[str] = set()
+        """Names under which something may exist."""
         """Hosts whose dispatch may or may not have happened -> the job it was asked of."""
         self._parents: set[str] = set()
         if self._options.driver != "raw_exec" or self._options.constraints:
@@ -74,11 +76,15 @@ class NomadProvider:
         try:
             return await self._start(name, spec)
         except NomadError as error:
-            raise HostStartFailed(f"{name}: {error}") from error
+            kind = HostStartFailed if name in self._asked else PlaceUnreachable
+            raise kind(f"{name}: {error}") from error
 
     async def _start(self, name: str, spec: SandboxSpec) -> Host:
         watch = self._watching()
-        child = await self._child(name) or await self._dispatch(name, spec)
+        child = await self._child(name)
+        if child is None:
+            child = await self._dispatch(name, spec)
+        self._asked.add(name)
         allocation = await self._running(name, child)
         known = watch.identity(name)
         if known is not None and known != allocation.id:
@@ -168,12 +174,14 @@ class NomadProvider:
         return str(answer["DispatchedJobID"])
 
     async def _ask(self, name: str, parent: str) -> Json:
+        self._asked.add(name)
         meta = {META_HOST: name, META_OWNER: self._context.owner, META_TOKEN: token_hash(self._context.token(name))}
         return await self._api.dispatch(parent, name, meta, name)
 
     def _refused(self, name: str, error: NomadError) -> None:
         if error.status in (400, 403):
             del self._unanswered[name]  # refused: nothing can exist
+            self._asked.discard(name)
 
     async def _settle(self, name: str) -> None:
         """Repeat a dispatch that got no answer, with the same token, so that its job can be found and removed."""

@@ -6,6 +6,8 @@ What was built is kept in the cache directory under the hash of its sources. `py
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib.util
 import os
@@ -29,9 +31,31 @@ class HelperMissing(Exception):
 
 
 def cache_dir() -> Path:
-    """Where built things are kept between runs."""
+    """Where built things are kept between runs; where others could change them, a folder that ends with this process.
+
+    What lies there is run with the rights of this user.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "hermes-rl"
+    path = Path(base) / "hermes-rl"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private = _others_cannot_write(path) and path.parent.stat().st_uid in (0, os.geteuid())
+    except OSError:
+        private = False
+    return path if private else _passing_cache()
+
+
+def _others_cannot_write(path: Path) -> bool:
+    info = path.stat()
+    by_others = info.st_mode & 0o002 or (info.st_mode & 0o020 and info.st_gid not in (0, os.getegid()))
+    return info.st_uid == os.geteuid() and not by_others and os.access(path, os.W_OK)
+
+
+@functools.cache
+def _passing_cache() -> Path:
+    path = tempfile.mkdtemp(prefix="hermes-rl-cache-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 def helper_name(machine: str) -> str:

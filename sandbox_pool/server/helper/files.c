@@ -149,31 +149,60 @@ static void do_list(int sock, const char *path) {
     fclose(stream);
 }
 
-static int remove_below(int parent, const char *name);
+static int remove_tree(int parent, const char *name);
 
-static int empty_directory(int fd) {
-    DIR *directory = fdopendir(fd);
+static bool is_self_or_parent(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
+
+/* Removes a child of `top`. What is not empty below it is moved up to `top`, for a later pass: however deep a tree is,
+ * few descriptors are open. What an overlay refuses to move lies in a lower layer, which no command has made deep. */
+static int remove_child(int top, const char *child) {
+    static unsigned long moved;
+    if (unlinkat(top, child, 0) == 0) return 0;
+    if (errno != EISDIR && errno != EPERM) return errno;
+    int fd = openat(top, child, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
     if (!directory) return errno;
     int error = 0;
-    for (struct dirent *entry; !error && (entry = readdir(directory));)
-        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) error = remove_below(dirfd(directory), entry->d_name);
+    for (struct dirent *entry; !error && (entry = readdir(directory));) {
+        if (is_self_or_parent(entry->d_name)) continue;
+        if (unlinkat(fd, entry->d_name, 0) == 0 || unlinkat(fd, entry->d_name, AT_REMOVEDIR) == 0) continue;
+        char other[64];
+        snprintf(other, sizeof other, ".hermes-removed-%d-%lu", getpid(), ++moved);
+        if (renameat(fd, entry->d_name, top, other)) error = remove_tree(fd, entry->d_name);
+    }
+    closedir(directory);
+    return error ? error : unlinkat(top, child, AT_REMOVEDIR) ? errno : 0;
+}
+
+static int remove_children(int top, bool *found) {
+    int copy = openat(top, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = copy < 0 ? NULL : fdopendir(copy);
+    if (!directory) return errno;
+    int error = 0;
+    for (struct dirent *entry; !error && (entry = readdir(directory));) {
+        if (is_self_or_parent(entry->d_name)) continue;
+        *found = true;
+        error = remove_child(top, entry->d_name);
+    }
     closedir(directory);
     return error;
 }
 
-static int remove_below(int parent, const char *name) {
+static int remove_tree(int parent, const char *name) {
     if (unlinkat(parent, name, 0) == 0) return 0;
     if (errno != EISDIR && errno != EPERM) return errno;
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return errno;
-    int error = empty_directory(fd);
-    if (error) return error;
-    return unlinkat(parent, name, AT_REMOVEDIR) ? errno : 0;
+    int top = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = top < 0 ? errno : 0;
+    for (bool found = true; found && !error;) {
+        found = false;
+        error = remove_children(top, &found);
+    }
+    if (top >= 0) close(top);
+    return error ? error : unlinkat(parent, name, AT_REMOVEDIR) ? errno : 0;
 }
 
 static void do_remove(int sock, const struct message *request, const char *path) {
     int error = 0;
-    if (message_number(request, "recursive", 0)) error = remove_below(AT_FDCWD, path);
+    if (message_number(request, "recursive", 0)) error = remove_tree(AT_FDCWD, path);
     else if (unlink(path) && (errno != EISDIR || rmdir(path))) error = errno;
     if (error) reply_error(sock, error);
     else dprintf(sock, "ok\n");
@@ -210,8 +239,12 @@ static void do_pack(int sock, const struct message *request, const char *path) {
     if (layer && directory < 0) return reply_error(sock, errno);
     struct stat info;
     if (!layer && lstat(path, &info)) return reply_error(sock, errno);
+    long max_bytes = message_number(request, "max_bytes", 0);
+    archive_root_opaque = message_number(request, "opaque", 0);
+    if (max_bytes > 0) archive_max_bytes = (uint64_t)max_bytes;
     dprintf(sock, "ok\n");
-    pack_tree(sock, directory, layer ? "." : path, layer);
+    /* For a fork everything is packed; as a layer of an overlay it is packed with the rights of the helper as well. */
+    pack_tree(sock, directory, layer ? "." : path, layer || message_number(request, "fork", 0));
 }
 
 static void do_unpack(int sock, const struct message *request, const char *path) {

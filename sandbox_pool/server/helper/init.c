@@ -116,13 +116,16 @@ void init_main(int control) {
     keep_config();
     set_process_name("slot-init");
     umask(022);
-    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - (size_t)slot.n_parts : 0;
+    size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - part_entries : 0;
     int mounts = count_mounts();
     if (slot.namespaces) {
         make_directories(slot.workdir, 0755);
         make_directories(slot.home, 0700);
     } else {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        /* Nothing ends a slot's processes with their init here: it outlives the server to kill them itself. The end of
+         * the control socket tells it. */
+        prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
     }
     errno = 0;
     const char *failed = drop_init_privileges();

@@ -65,15 +65,17 @@ static void write_capture(struct writer *writer, const char *name, const struct 
     writer_number(writer, key, (long long)c->total_chars);
 }
 
+/* A command can write into this file, and the server reads it: a larger state is not kept, its directories are. */
+#define STATE_LIMIT ((size_t)256 << 10)
+#define DIRECTORIES_LIMIT ((size_t)64 << 10)
+
 /* State saved by the shell starts with its directories, each ended by NUL; a shell that did not get so far saved none. */
 static char *read_state(size_t *size) {
-    struct stat info;
     *size = 0;
-    if (fstat(job.state, &info) || info.st_size <= 0 || info.st_size > (64 << 20)) return NULL;
-    char *text = malloc((size_t)info.st_size);
+    char *text = malloc(STATE_LIMIT + DIRECTORIES_LIMIT);
     if (!text) return NULL;
-    ssize_t n = pread(job.state, text, (size_t)info.st_size, 0);
-    if (n <= 0 || !memchr(text, '\0', (size_t)n)) {
+    ssize_t n = pread(job.state, text, STATE_LIMIT + DIRECTORIES_LIMIT, 0);
+    if (n <= 0 || !memchr(text, '\0', (size_t)n < DIRECTORIES_LIMIT ? (size_t)n : DIRECTORIES_LIMIT)) {
         free(text);
         return NULL;
     }
@@ -85,7 +87,8 @@ static size_t directories_size(const char *state, size_t size) {
     const char *first = memchr(state, '\0', size);
     size_t left = size - (size_t)(first + 1 - state);
     const char *second = left ? memchr(first + 1, '\0', left) : NULL;
-    return second ? (size_t)(second + 1 - state) : size;
+    size_t used = second ? (size_t)(second + 1 - state) : size;
+    return used < DIRECTORIES_LIMIT ? used : (size_t)(first + 1 - state);
 }
 
 static void report_exec(int status) {
@@ -95,9 +98,10 @@ static void report_exec(int status) {
     capture_end(&out);
     capture_end(&err);
     size_t directories = state ? directories_size(state, state_size) : 0;
+    bool dropped = state && state_size - directories > STATE_LIMIT;
     bool same = state && state_size - directories == initial_state_size &&
                 !memcmp(state + directories, initial_state, initial_state_size);
-    if (same) state_size = directories;
+    if (same || dropped) state_size = directories;
     writer_begin(&writer, "exit");
     writer_number(&writer, "status", status);
     writer_number(&writer, "ran", running);
@@ -107,7 +111,8 @@ static void report_exec(int status) {
     write_capture(&writer, "out", &out);
     write_capture(&writer, "err", &err);
     writer_number(&writer, "directories", (long long)directories);
-    writer_number(&writer, "state", same || !state ? -1 : (long long)(state_size - directories));
+    writer_number(&writer, "state_dropped", dropped);
+    writer_number(&writer, "state", same || dropped || !state ? -1 : (long long)(state_size - directories));
     writer_raw_begin(&writer);
     writer_raw(&writer, out.head, out.head_size);
     writer_raw(&writer, out.tail, out.tail_size);

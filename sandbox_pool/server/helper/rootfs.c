@@ -41,15 +41,16 @@ int mount(const char *, const char *, const char *, unsigned long, const void *)
 int umount2(const char *, int);
 
 int upper_fd = -1;
+size_t part_entries; /* what mount_parts() had to put into the writable layer */
 
 /* Where the writable layer is, ended by a slash; empty in a user namespace, which may have no right to what lies above
  * and needs none. gVisor takes absolute names only. */
 static char here[2048];
 
-/* A detached copy of the mount at `path`, its owners shifted into the user namespace. */
+/* A detached copy of the mount at `path`, its owners shifted into the user namespace if there is one. */
 int clone_layer(const char *path, int userns_fd) {
     int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | O_CLOEXEC);
-    if (tree < 0) return -1;
+    if (tree < 0 || userns_fd < 0) return tree;
     struct mount_attr attributes = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)userns_fd};
     if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes)) {
         int error = errno;
@@ -79,7 +80,7 @@ static const char *make_devices(void) {
     mkdir("root/dev/shm", 01777);
     if (mount("tmpfs", "root/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=1777")) return "mount /dev/shm";
     mkdir("root/dev/pts", 0755);
-    if (mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"))
+    if (mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=64"))
         return "mount /dev/pts";
     if (symlink("pts/ptmx", "root/dev/ptmx") || symlink("/proc/self/fd", "root/dev/fd") ||
         symlink("/proc/self/fd/0", "root/dev/stdin") || symlink("/proc/self/fd/1", "root/dev/stdout") ||
@@ -149,11 +150,16 @@ static const char *mount_overlay(const char *below, const char *last, const char
                                  const char *target) {
     char options[4096];
     int used = snprintf(options, sizeof options, "lowerdir=");
-    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++)
-        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s%s%s", i ? ":" : "", slot.layers[i],
-                         *below ? "/" : "", below);
+    const char *separator = "";
+    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++) {
+        char path[2048];
+        snprintf(path, sizeof path, "%s%s%s", slot.layers[i], *below ? "/" : "", below);
+        if (*below && access(path, F_OK)) continue; /* a snapshot of the working directory alone */
+        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", separator, path);
+        separator = ":";
+    }
     if ((size_t)used < sizeof options && last)
-        used += snprintf(options + used, sizeof options - (size_t)used, ":%s", last);
+        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", separator, last);
     if ((size_t)used < sizeof options)
         used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s%s,workdir=%s%s%s", here, upper, here,
                          work, slot.user_ns ? ",userxattr" : "");
@@ -164,7 +170,8 @@ static const char *mount_overlay(const char *below, const char *last, const char
 /* Layers that came as detached mounts get a name to be referred to by. */
 static const char *attach_layers(const int *layer_fds, int n_fds) {
     static char names[MAX_LAYERS][8];
-    for (int i = 0; i < n_fds && i < slot.n_layers; i++) {
+    slot.n_layers = n_fds ? n_fds : slot.n_layers;
+    for (int i = 0; i < n_fds; i++) {
         snprintf(names[i], sizeof names[i], "l%d", i);
         mkdir(names[i], 0755);
         if (syscall(SYS_move_mount, layer_fds[i], "", AT_FDCWD, names[i], 4 /* MOVE_MOUNT_F_EMPTY_PATH */))
@@ -172,6 +179,15 @@ static const char *attach_layers(const int *layer_fds, int n_fds) {
         slot.layers[i] = names[i];
     }
     return NULL;
+}
+
+static int make_part(char *upper) {
+    char *below = strchr(upper + 2, '/');
+    if (below) *below = '\0';
+    if (mkdir(upper, 0755) == 0) part_entries++;
+    else if (errno != EEXIST) return errno;
+    if (below) *below = '/';
+    return make_directories(upper, 0755);
 }
 
 /* An ordinary user may not use the host's root as a layer, because other mounts lie on it; but what lies below its
@@ -183,7 +199,7 @@ static const char *mount_parts(void) {
         snprintf(upper, sizeof upper, "u/%s", slot.parts[i]);
         snprintf(work, sizeof work, "w%d", i);
         snprintf(target, sizeof target, "root/%s", slot.parts[i]);
-        if ((mkdir(upper, 0755) && errno != EEXIST) || mkdir(work, 0755)) return "make the writable layer";
+        if (make_part(upper) || mkdir(work, 0755)) return "make the writable layer";
         const char *failed = mount_overlay(slot.parts[i], host, upper, work, target);
         if (failed) return failed;
     }

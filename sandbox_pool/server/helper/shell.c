@@ -104,6 +104,7 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     dup2(job->state, FD_STATE);
     dup2(shell->script, FD_SCRIPT);
     if (job->pty) ioctl(0, TIOCSCTTY, 0);
+    write_text_file("/proc/self/oom_score_adj", "500"); /* before keeper and init, whatever their rights were */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);

@@ -64,7 +64,7 @@ extern size_t command_line_size;
 
 /* What a slot is made of; points into the message that asked for it. */
 struct slot_config {
-    const char *hostname, *workdir, *home, *root, *upper_size;
+    const char *hostname, *workdir, *home, *root, *upper_size, *view;
     const char *layers[MAX_LAYERS];
     int n_layers;
     const char *parts[MAX_PARTS];
@@ -84,7 +84,11 @@ int zygote_main(int control);
 /* rootfs.c: the slot's own view of the file system */
 const char *build_root(const int *layer_fds, int n_fds);
 extern int upper_fd;
+extern size_t part_entries;
 int clone_layer(const char *path, int userns_fd);
+
+/* view.c */
+const char *host_view(const char *directory, long key, int userns);
 
 /* privileges.c, seccomp.c, landlock.c */
 const char *drop_init_privileges(void);
@@ -146,9 +150,11 @@ void background_send_input(struct job *job);
 
 /* files.c, archive.c */
 void worker_main(int sock, const struct message *request);
-int pack_tree(int out, int directory, const char *name, bool layer);
+void pack_tree(int out, int directory, const char *name, bool layer);
 int unpack_tree(int in, int directory, bool layer);
 extern const char *archive_opaque;
+extern uint64_t archive_max_bytes;
+extern bool archive_root_opaque;
 extern long archive_owner; /* who gets what is unpacked from a layer, instead of the recorded owners; -1 keeps those */
 
 #endif

@@ -25,6 +25,7 @@ static void read_config(const struct message *request) {
     slot.home = message_get(request, "home");
     slot.root = message_get(request, "root");
     slot.upper_size = message_get(request, "upper_size");
+    slot.view = message_get(request, "view");
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
     for (const char *v = NULL; slot.n_parts < MAX_PARTS && (v = message_next(request, "part", v));)
@@ -60,6 +61,14 @@ static int write_id_maps(pid_t pid) {
     return write_text_file(path, map);
 }
 
+/* The last one to be killed when the slot's memory is full, not the first; allowed to root only. Its children inherit
+ * it, and a shell gives it up. Not -1000: a process that may never be killed hangs when it is the only one left. */
+static void protect_from_oom(pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/oom_score_adj", pid);
+    write_text_file(path, "-999");
+}
+
 static int join_cgroups(pid_t pid) {
     char text[24];
     snprintf(text, sizeof text, "%d", pid);
@@ -71,19 +80,34 @@ static int join_cgroups(pid_t pid) {
 }
 
 /* Read-only layers shown with the slot's own user ids: root's files are root's inside, and give no right outside. */
-static int clone_layers(pid_t pid, int *fds, int *n_fds) {
+static int clone_layers(int userns, int *fds, int *n_fds) {
+    for (int i = 0; i < slot.n_layers; i++) {
+        int fd = clone_layer(slot.layers[i], userns);
+        if (fd < 0) return errno;
+        fds[(*n_fds)++] = fd;
+    }
+    return 0;
+}
+
+/* The lowest layer of a slot without an image: the host's root, as much of it as slots may see. */
+static int clone_view(int userns, int *fds, int *n_fds) {
+    const char *path = host_view(slot.view, slot.uid_base, userns);
+    int fd = path ? clone_layer(path, -1) : -1; /* its ids are those of the slot already */
+    if (fd < 0 || slot.n_layers == MAX_LAYERS) return fd < 0 ? errno : E2BIG;
+    slot.layers[slot.n_layers++] = path;
+    fds[(*n_fds)++] = fd;
+    return 0;
+}
+
+static const char *open_layers(pid_t pid, int *fds, int *n_fds, int *error) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
-    int userns = open(path, O_RDONLY | O_CLOEXEC);
-    if (userns < 0) return errno;
-    int error = 0;
-    for (int i = 0; i < slot.n_layers && !error; i++) {
-        int fd = clone_layer(slot.layers[i], userns);
-        if (fd < 0) error = errno;
-        else fds[(*n_fds)++] = fd;
-    }
-    close(userns);
-    return error;
+    int userns = slot.idmap ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    const char *step = NULL;
+    if ((*error = slot.idmap && userns < 0 ? errno : clone_layers(userns, fds, n_fds))) step = "clone a layer";
+    if (!step && slot.view && (*error = clone_view(userns, fds, n_fds))) step = "show the host's root";
+    if (userns >= 0) close(userns);
+    return step;
 }
 
 static void slot_child(int control, int go) {
@@ -115,7 +139,8 @@ static const char *prepare_child(pid_t pid, int go, int *error) {
     const char *step = NULL;
     if (slot.user_ns && (*error = write_id_maps(pid))) step = "map user ids";
     if (!step && (*error = join_cgroups(pid))) step = "join cgroups";
-    if (!step && slot.idmap && (*error = clone_layers(pid, fds, &n_fds))) step = "clone an id-mapped layer";
+    protect_from_oom(pid);
+    if (!step && (slot.idmap || slot.view)) step = open_layers(pid, fds, &n_fds, error);
     if (!step) {
         struct writer writer;
         writer_begin(&writer, "go");

@@ -113,6 +113,14 @@ class Cgroups:
                 joins.append(join)
         return joins
 
+    def memory_kills(self, slot: int) -> int:
+        """How many processes of a slot the kernel has killed because its memory was full."""
+        base = self._bases.get("memory")
+        name = "memory.oom_control" if self._version == 1 else "memory.events"
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(base or "", str(slot), name)) as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+        return 0
+
     def processes(self, slot: int) -> list[int]:
         """Processes still in a slot's groups."""
         found: list[int] = []

@@ -8,7 +8,8 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import shutil
+
+from ..host_files import check_private, open_private, remove_tree
 
 CLONE_NEWNS = 0x00020000
 MS_NOSUID_NODEV = 2 | 4
@@ -22,27 +23,44 @@ def _private_tmpfs(path: str) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None) != 0:
         return False
-    return bool(libc.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID_NODEV, b"mode=711") == 0)
+    return bool(libc.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID_NODEV, b"mode=700") == 0)
 
 
-def shared_memory_path(scratch: str) -> str:
-    """Where layers go for users who may not mount."""
+def shared_memory_paths(scratch: str) -> list[str]:
+    """Where layers go for users who may not mount: several names, because anyone may take one."""
     digest = hashlib.sha1(os.path.realpath(scratch).encode()).hexdigest()[:12]
-    return os.path.join(SHARED_MEMORY, f"hermes_{digest}")
+    return [os.path.join(SHARED_MEMORY, f"hermes_{digest}_{number}") for number in range(8)]
 
 
 def make_layers_dir(scratch: str) -> str:
-    """An empty directory for layers, on another file system than the host's root where that is possible."""
+    """An empty directory for layers that only this user can enter, apart from the host's root where that is possible.
+
+    As root it is always a mount of this process alone, without set-id bits and devices: a layer holds the owners and
+    modes that an agent gave its files.
+    """
     path = os.path.join(scratch, "layers")
-    os.makedirs(path, mode=0o711, exist_ok=True)
-    if os.stat(path).st_dev != os.stat("/").st_dev or (os.geteuid() == 0 and _private_tmpfs(path)):
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    os.chmod(path, 0o700)
+    if os.geteuid() == 0 and _private_tmpfs(path):
         return path
-    other = shared_memory_path(scratch)
-    with contextlib.suppress(OSError):
-        os.makedirs(other, mode=0o700, exist_ok=True)
-        if os.stat(other).st_dev != os.stat("/").st_dev:
-            return other
-    return path
+    if os.stat(path).st_dev != os.stat("/").st_dev:
+        return path
+    return usable_shared_memory(scratch) or path
+
+
+def usable_shared_memory(scratch: str) -> str | None:
+    """A folder of this user alone in shared memory; None where there is none, or other users have made them first."""
+    for other in shared_memory_paths(scratch):
+        try:
+            fd = open_private(other)
+        except OSError:
+            continue
+        try:
+            if os.fstat(fd).st_dev != os.stat("/").st_dev:
+                return other
+        finally:
+            os.close(fd)
+    return None
 
 
 def remove_layers_dir(scratch: str) -> None:
@@ -50,5 +68,8 @@ def remove_layers_dir(scratch: str) -> None:
     path = os.path.join(scratch, "layers")
     if os.path.ismount(path):
         ctypes.CDLL(None).umount2(path.encode(), MNT_DETACH)
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(shared_memory_path(scratch), ignore_errors=True)
+    remove_tree(path)
+    for other in shared_memory_paths(scratch):
+        with contextlib.suppress(OSError):
+            if check_private(other):
+                remove_tree(other)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..faults import SlotError
-from .mask import visible_parts
 
 UID_RANGE = 65_536
 RUN_UIDS = range(20_000, 60_000, 1_000)
@@ -34,6 +33,8 @@ class Level:
     landlock: bool = False
     seccomp: bool = False
     own_uid: bool = False
+    stranger: bool = False
+    """The host's root is shown with a stranger's rights (helper/view.c)."""
 
     @property
     def label(self) -> str:
@@ -42,8 +43,10 @@ class Level:
 
 
 LEVELS: tuple[Level, ...] = (
-    Level("namespaces", "root", user_ns=True, namespaces=True, idmap=True, seccomp=True),
+    Level("namespaces", "root", user_ns=True, namespaces=True, idmap=True, seccomp=True, stranger=True),
     Level("namespaces", "rootless", user_ns=True, namespaces=True, seccomp=True),
+    Level("namespaces", "nouser", namespaces=True, seccomp=True, stranger=True),
+    # Overlays cannot be stacked on a root that is one already, as in most containers.
     Level("namespaces", "nouser", namespaces=True, seccomp=True),
     Level("landlock", "", landlock=True, seccomp=True, own_uid=True),
     Level("uid", "", seccomp=True, own_uid=True),
@@ -73,14 +76,17 @@ class Place:
     scratch: str
     layers: str
     """Directory for overlay layers."""
-    mask: str
-    """Layer that hides what tasks must not see of the host's root."""
-    opaque: frozenset[str]
-    """Attributes by which the mask could mark its directories."""
+    parts: tuple[str, ...]
+    """What slots see of the host's root besides copies (isolation/host_view.py)."""
     uid_base: int
     """First id of the ranges that slots with a user namespace are mapped to."""
     run_uid_base: int
     """First id of slots that are users of the host."""
+
+    @property
+    def views(self) -> str:
+        """Where the host's root is made ready to be shown."""
+        return os.path.join(self.layers, "views")
 
 
 def choose_uids(scratch: str) -> tuple[int, int]:
@@ -138,11 +144,12 @@ def _own_root(
     level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
 ) -> list[tuple[str, Any]]:
     image, disk_mb = spec.get("image"), spec.get("disk_mb")
-    in_parts = level.variant == "rootless" and not image
-    roots = [image] if image else [place.mask] if in_parts else [place.mask, "/"]
+    in_parts = not level.stranger and not image
+    roots = [image] if image else [os.path.join(place.views, "view", "slot")] if in_parts else []
     return [
         *(("layer", path) for path in [*layers, *roots]),
-        *(("part", name) for name in (visible_parts() if in_parts else ())),
+        *(("part", name) for name in (place.parts if in_parts else ())),
+        ("view", place.views if level.stranger and not image else None),
         ("workdir", spec.get("workdir") or "/workspace"),
         ("home", "/root"),
         ("upper_size", f"{disk_mb}m" if disk_mb else None),

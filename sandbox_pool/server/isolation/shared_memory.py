@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
+
+from ..host_files import remove_tree
 
 DIRECTORIES = ("/dev/shm", "/dev/mqueue")
 SYSTEM_V = (("shm", "shmid"), ("sem", "semid"), ("msg", "msqid"))
@@ -15,8 +16,7 @@ IPC_RMID = 0
 def remove_shared_of(uid: int) -> list[str]:
     """Remove them all; returns what is still there."""
     for path in _files_of(uid):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+        remove_tree(path)
     libc = ctypes.CDLL(None)
     for kind, number in _objects_of(uid):
         if kind == "sem":

@@ -36,7 +36,7 @@ def open_worker(
     def start(values: list[tuple[str, Any]], fd: int) -> None:
         instance.control.send("file", values, content, fds=[fd])
 
-    return Worker(start, [("do", do), *fields], slot_path(instance, request))
+    return Worker(start, [("do", do), *fields], slot_path(instance, request), instance.check_still_alive)
 
 
 def _stat_fields(text: str) -> dict[str, Any]:

@@ -112,9 +112,17 @@ class Service:
         if instance is None:
             raise SlotError("lost", f"slot {slot.index} has no process")
         identity = request.header.get("rid")
-        if identity is None:
-            return await slot_op(slot, instance, request, body)
-        return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
+        try:
+            if identity is None:
+                return await slot_op(slot, instance, request, body)
+            return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
+        except SlotError as error:
+            kills = self.slots.builder.cgroups.memory_kills(slot.index) - slot.memory_kills
+            if error.kind != "lost" or kills <= 0:
+                raise
+            raise SlotError(
+                "destroyed", f"{error} ({kills} processes of the slot were killed: its memory is full)"
+            ) from error
 
     async def _health(self, _request: Request) -> Reply:
         usage = shutil.disk_usage(self._scratch)
@@ -158,18 +166,20 @@ class Service:
         header = request.header
         report = self.slots.release(int(header["slot"]), int(header["epoch"]))
         result = await asyncio.shield(asyncio.ensure_future(report))
-        self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
+        await self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
         return result, b""
 
     async def _shutdown(self, _request: Request) -> Reply:
         self.stopping.set()
         return {}, b""
 
-    async def _snapshot(self, slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
-        return {"snapshot": await self.snapshots.take(slot, instance)}, b""
+    async def _snapshot(self, slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
+        wanted = {name: bool(request.header.get(name)) for name in ("workspace", "keep_state")}
+        return {"snapshot": await self.snapshots.take(slot, instance, **wanted)}, b""
 
     async def _drop_snapshot(self, request: Request) -> Reply:
-        self.snapshots.drop(str(request.header["snapshot"]), {path for slot in self.slots.all for path in slot.layers})
+        in_use = {path for slot in self.slots.all for path in slot.layers}
+        await self.snapshots.drop(str(request.header["snapshot"]), in_use)
         return {}, b""
 
     async def _export_snapshot(self, request: Request) -> Reply:
@@ -244,9 +254,8 @@ async def _run(instance: Instance, job: Job, request: Request) -> Message:
 
 
 async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
-    count = await instance.kill_all()
-    instance.warm_up()
-    return {"count": count}, b""
+    # No shell is warmed up here: it would restore the slot's state, and so run what the slot wrote, after the stop.
+    return {"count": await instance.kill_all()}, b""
 
 
 def owner_gone(service: Service, ttl_s: float | None) -> bool:

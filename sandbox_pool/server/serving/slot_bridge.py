@@ -15,7 +15,10 @@ from ..slots.slots import Slot
 from .file_requests import open_worker
 from .peer import Reply, Request
 
-MAX_LINE = 16 << 20
+MAX_LINE = 4 << 20
+MAX_CONNECTIONS = 32
+MAX_CALLS = 32
+"""Under way at a time. Together they bound what one slot can make the server hold, in memory and descriptors."""
 _FRAME = struct.Struct("!QQ")
 """Call number and length of an answer."""
 
@@ -28,9 +31,13 @@ class Bridge:
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gate = asyncio.Semaphore(MAX_CALLS)
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A program in the slot connected."""
+        """A program in the slot connected; one too many is turned away."""
+        if len(self._tasks) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
         self._start(self._lines(reader, writer))
 
     def _start(self, coroutine: Any) -> None:
@@ -46,9 +53,11 @@ class Bridge:
                 line = await reader.readline()
                 if not line.endswith(b"\n"):
                     break
+                await self._gate.acquire()  # until then nothing more is read from this connection
                 task = asyncio.get_running_loop().create_task(self._answer(line, writer, lock))
                 pending.add(task)
                 task.add_done_callback(pending.discard)
+                task.add_done_callback(lambda _: self._gate.release())
             await asyncio.gather(*pending)
         except (ConnectionError, ValueError):
             pass  # the program went away or sent a line beyond the limit: its connection ends, nothing else does

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..faults import SlotError, file_error
@@ -17,9 +18,12 @@ Fields = Sequence[tuple[str, Any]]
 class Worker:
     """Our end of a worker's stream socket."""
 
-    def __init__(self, start: Any, fields: Fields, path: str) -> None:
+    def __init__(
+        self, start: Any, fields: Fields, path: str, check_slot: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._path = path
+        self._check_slot = check_slot
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._sock = ours
@@ -40,13 +44,20 @@ class Worker:
         while b"\n" not in self._buffer:
             data = await self._loop.sock_recv(self._sock, CHUNK)
             if not data:
-                raise SlotError("lost", "the slot ended while a file request was under way")
+                raise await self._gone()
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         word, _, rest = line.decode().partition(" ")
         if word != "ok":
             raise file_error(int(rest), self._path)
         return rest
+
+    async def _gone(self) -> SlotError:
+        """The worker ended, or never began: with its slot, or because the slot has no memory or process left."""
+        if self._check_slot is not None:
+            await self._check_slot()
+            return file_error(errno.EAGAIN, self._path)
+        return SlotError("lost", "the slot ended while a file request was under way")
 
     async def read(self) -> bytes:
         """Some bytes of the worker's data; empty at its end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..faults import SlotError
@@ -15,6 +15,9 @@ from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 READY_TIMEOUT_S = 20.0
+END_HEARD_S = 0.5
+MAX_PATH = 4096
+"""No `cd` can go to a longer one."""
 # LC_CTYPE and not LANG: the same UTF-8, and every shell starts with one locale file to open instead of a dozen.
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -37,8 +40,11 @@ class Instance:
         home: str,
         log_dir: str,
         env: Mapping[str, str],
+        memory_kills: Callable[[], int],
     ) -> None:
         self.pid = pid
+        self._memory_kills = memory_kills
+        self._kills_before = memory_kills()
         self.workdir = workdir
         self.alias = alias
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
@@ -50,6 +56,8 @@ class Instance:
         self.jobs: set[Job] = set()
         self.processes: dict[str, Job] = {}
         self.lost: str | None = None
+        self.lost_kind = "lost"
+        """`destroyed` when what ran in the slot did it, by the word of the slot's cgroup."""
         self._names = itertools.count(1)
         self._warm: Job | None = None
         loop = asyncio.get_running_loop()
@@ -72,15 +80,17 @@ class Instance:
 
     def _on_close(self) -> None:
         self.lost = "the slot's init process is gone"
+        if self._memory_kills() > self._kills_before:
+            self.lost_kind, self.lost = "destroyed", "what ran in the slot filled its memory until its init was killed"
         self._end()
         if not self._ready.done():
             self._ready.set_exception(BuildError(self.lost))
         for job in list(self.jobs):
-            job.fail(SlotError("lost", self.lost))
+            job.fail(SlotError(self.lost_kind, self.lost))
             job.discard()
         for future in self._killed:
             if not future.done():
-                future.set_exception(SlotError("lost", self.lost))
+                future.set_exception(SlotError(self.lost_kind, self.lost))
 
     @property
     def state(self) -> bytes:
@@ -120,7 +130,12 @@ class Instance:
     def check_alive(self) -> None:
         """Refuse work for a slot whose init died."""
         if self.lost:
-            raise SlotError("lost", self.lost)
+            raise SlotError(self.lost_kind, self.lost)
+
+    async def check_still_alive(self) -> None:
+        """The same for a moment at which its end may not have been heard of yet, only that of a process in it."""
+        await asyncio.wait([self.ended], timeout=END_HEARD_S)
+        self.check_alive()
 
     def warm_up(self) -> None:
         """Have a shell waiting, so that the next command need not wait for one."""
@@ -173,12 +188,14 @@ class Instance:
         limit_us = int(request.get("timeout_ms") or 0) * 1000
         timed_out = bool(message.number("timed_out") or (limit_us and message.number("us") >= limit_us))
         code, signal_number = exit_code(message.number("status"), timed_out)
+        if message.number("state_dropped"):
+            out += f"\n[variables and functions of this shell exceed {shell.STATE_LIMIT} bytes: not kept]\n"
         encoded = out.encode("utf-8", "replace")
         reply = {
             "code": code,
             "signal": signal_number,
             "timed_out": timed_out,
-            "cwd": self.cwd,
+            "cwd": self.cwd.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
             "us": message.number("us"),
             "out": len(encoded),
             "cut": facts,
@@ -192,7 +209,7 @@ class Instance:
         if not directories:
             return
         cwd, _, rest = saved[:directories].partition(b"\0")
-        self.cwd = cwd.decode("utf-8", "surrogateescape")
+        self.cwd = cwd.decode("utf-8", "surrogateescape") if len(cwd) <= MAX_PATH else self.workdir
         self.previous = rest.rstrip(b"\0").decode("utf-8", "surrogateescape") or self.cwd
         if message.number("state", -1) >= 0:
             self.state = shell.restore_env(saved[directories:], job.state, env)

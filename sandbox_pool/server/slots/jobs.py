@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import signal
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..faults import SlotError
+from ..faults import SlotError, file_error
 from . import shell
 from .channel import Channel, Message, encode_fields, message_pair
 from .zygote import failure_text
@@ -103,7 +104,15 @@ class Job:
             if waiting is not None and not waiting.done():
                 waiting.set_result(message)
         elif message.op == "failed":
-            self.fail(SlotError("lost", f"command could not start: {failure_text(message)}"))
+            self._not_started(message)
+
+    def _not_started(self, message: Message) -> None:
+        """No process, memory or descriptor was left for the shell: commands used up what the slot has."""
+        text = f"the command could not start: {failure_text(message)}\n"
+        fields = {"status": str(126 << 8), "us": "0", "out_head": str(len(text)), "out_chars": str(len(text))}
+        if not self.exit.done():
+            self.exit.set_result(Message("exit", fields, text.encode()))
+        self.fail(file_error(message.number("errno"), BASH))
 
     def _on_close(self) -> None:
         """The keeper was killed: by the slot's own processes, by the OOM killer, or with all others."""
@@ -111,7 +120,13 @@ class Job:
         if not self.exit.done():
             elapsed_us = int((time.monotonic() - self._began) * 1e6) if self._began else 0
             self.exit.set_result(Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(elapsed_us)}, b""))
-        self.fail(SlotError("lost", "the process is gone"))
+        self.fail(self._gone())
+
+    def _gone(self) -> SlotError:
+        """With its slot, or alone: killed by the slot's own processes, or never started because they left no room."""
+        if self.instance.lost:
+            return SlotError(self.instance.lost_kind, self.instance.lost)
+        return file_error(errno.ESRCH, BASH)
 
     def fail(self, error: SlotError) -> None:
         """The keeper is gone: everyone who waits for it gets this error."""
@@ -175,7 +190,7 @@ class Job:
         self._serial += 1
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if self.channel.closed:
-            raise SlotError("lost", "the process is gone")
+            raise self._gone()
         self._logs[self._serial] = future
         self.channel.send("log", [("id", self._serial), ("offset", offset), ("limit", -1 if limit is None else limit)])
         return await future

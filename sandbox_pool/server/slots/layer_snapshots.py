@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
-import shutil
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..faults import SlotError
+from ..host_files import remove_tree
 from ..isolation.levels import Level, Place, run_uid
 from .file_worker import Worker
 from .instance import Instance
 from .slots import Slot
 from .zygote import Zygote
 
+OVERHEAD = 16 << 20
+"""What the description of the files in a full slot may take."""
 _RECORD = struct.Struct("!cI")
 """Of an exported snapshot: m (description), d (data of the current layer), n (layer complete)."""
+
+
+@dataclass(frozen=True)
+class ShellState:
+    """What the shell of a slot had: kept only on request, because it decides what every later command means."""
+
+    variables: bytes
+    cwd: str
+    previous: str
+    root: str
+    """The slot's directory where slots have no root of their own; paths in the state begin with it."""
+
+    def moved_to(self, root: str) -> ShellState:
+        """The same state for a slot with another directory."""
+        cwd, previous = self.cwd.replace(self.root, root), self.previous.replace(self.root, root)
+        return ShellState(self.variables.replace(self.root.encode(), root.encode()), cwd, previous, root)
 
 
 @dataclass(frozen=True)
@@ -28,11 +47,8 @@ class Snapshot:
 
     layers: tuple[str, ...]
     """Directories, topmost first."""
-    state: bytes
-    cwd: str
-    previous: str
-    root: str = ""
-    """The slot's directory where slots have no root of their own; paths in the state begin with it."""
+    state: ShellState | None = None
+    """None: a fork starts in a shell of its own, in the working directory of its spec."""
 
 
 class SnapshotStore:
@@ -48,7 +64,7 @@ class SnapshotStore:
         self._snapshots: dict[str, Snapshot] = {}
         self._numbers = itertools.count(1)
         os.makedirs(directory, exist_ok=True)
-        os.chmod(directory, 0o711 if level.namespaces else 0o700)
+        os.chmod(directory, 0o700)
 
     def _find(self, name: str) -> Snapshot:
         if name not in self._snapshots:
@@ -61,19 +77,19 @@ class SnapshotStore:
         return layers if self._level.namespaces else ()
 
     async def restore(self, name: str, slot: Slot) -> None:
-        """Give a fork the shell state of the original, and its files where they could not be a layer."""
+        """Give a fork the shell state of the original if it was kept, and its files where they could not be a layer."""
         snapshot, instance = self._find(name), slot.instance
         assert instance is not None
-        state, cwd, previous = snapshot.state, snapshot.cwd, snapshot.previous
+        state = snapshot.state
         if not self._level.namespaces:
             root = os.path.dirname(instance.workdir)
-            state = state.replace(snapshot.root.encode(), root.encode())
-            cwd, previous = cwd.replace(snapshot.root, root), previous.replace(snapshot.root, root)
+            state = state and state.moved_to(root)
             with self._host_worker("pack", snapshot.layers[0]) as source:
                 await source.status()
                 owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
-        instance.restore(state, cwd, previous)
+        if state is not None:
+            instance.restore(state.variables, state.cwd, state.previous)
 
     def _new_directory(self) -> str:
         """Hidden while it is filled, so that collecting leaves it alone."""
@@ -85,29 +101,43 @@ class SnapshotStore:
 
         return Worker(start, [("do", do), *self._layer_fields, *fields], path)
 
-    async def take(self, slot: Slot, instance: Instance) -> str:
-        """Copy the writable layer of a slot."""
+    async def take(self, slot: Slot, instance: Instance, *, workspace: bool, keep_state: bool) -> str:
+        """Copy the writable layer of a slot, or its working directory alone, for forks that are clean otherwise."""
         target = self._new_directory()
-        with self._pack_slot(instance) as source:
+        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
+        disk_mb = json.loads(slot.shape)[0].get("disk_mb")
+        limit = [("max_bytes", (disk_mb << 20) + OVERHEAD)] if disk_mb else []
+        pack = self._pack_workdir if workspace else self._pack_slot
+        with pack(instance, limit) as source:
             await source.status()
             try:
-                await self._unpack(target, source.read)
+                await self._unpack(target + instance.workdir[len(root) :] if workspace else target, source.read)
             except BaseException:
-                shutil.rmtree(target, ignore_errors=True)
+                await _remove([target])
                 raise
-        base = slot.layers if self._level.namespaces else ()
+        base = slot.layers if self._level.namespaces and not workspace else ()
         layers = (*self._publish([target]), *base)
-        root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
-        return self._add(Snapshot(layers, instance.state, instance.cwd, instance.previous, root))
+        state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
+        return self._add(Snapshot(layers, state))
 
-    def _pack_slot(self, instance: Instance) -> Worker:
+    def _pack_slot(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
         if not self._level.namespaces:
-            return self._host_worker("pack", os.path.dirname(instance.workdir))
+            return self._host_worker("pack", os.path.dirname(instance.workdir), *limit)
 
         def start(values: list[tuple[str, Any]], fd: int) -> None:
             instance.control.send("file", values, fds=[fd])
 
-        return Worker(start, [("do", "pack"), *self._layer_fields], "")
+        return Worker(start, [("do", "pack"), *self._layer_fields, *limit], "", instance.check_still_alive)
+
+    def _pack_workdir(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
+        """By a process inside the slot, so that a link in place of the folder leads to nothing of the host."""
+
+        def start(values: list[tuple[str, Any]], fd: int) -> None:
+            instance.control.send("file", values, fds=[fd])
+
+        # Opaque: what the image has there was either packed or removed by the agent.
+        fields = [*self._layer_fields, ("opaque", 1)] if self._level.namespaces else [("fork", 1)]
+        return Worker(start, [("do", "pack"), *fields, *limit], instance.workdir, instance.check_still_alive)
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:
@@ -123,29 +153,29 @@ class SnapshotStore:
         self._snapshots[name] = snapshot
         return name
 
-    def drop(self, name: str, in_use: set[str]) -> None:
+    async def drop(self, name: str, in_use: set[str]) -> None:
         """Forget a snapshot; its layers go when no slot and no other snapshot stands on them."""
         self._snapshots.pop(name, None)
-        self.collect(in_use)
+        await self.collect(in_use)
 
-    def collect(self, in_use: set[str]) -> None:
+    async def collect(self, in_use: set[str]) -> None:
         """Remove layers nobody needs."""
         needed = {path for snapshot in self._snapshots.values() for path in snapshot.layers} | in_use
+        unused = []
         for entry in os.listdir(self._directory):
             path = os.path.join(self._directory, entry)
             if path not in needed and not entry.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
+                unused.append(self._new_directory())
+                os.rename(path, unused[-1])  # hidden: a request that comes meanwhile does not remove it again
+        await _remove(unused)
 
     async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
         """The snapshot as a byte stream for another host."""
         snapshot = self._find(name)
-        description = {
-            "layers": len(snapshot.layers),
-            "cwd": snapshot.cwd,
-            "previous": snapshot.previous,
-            "root": snapshot.root,
-        }
-        text = json.dumps(description).encode() + b"\0" + snapshot.state
+        state = snapshot.state
+        places = None if state is None else [state.cwd, state.previous, state.root]
+        description = {"layers": len(snapshot.layers), "state": places}
+        text = json.dumps(description).encode() + b"\0" + (state.variables if state else b"")
         await send(_RECORD.pack(b"m", len(text)) + text)
         for layer in snapshot.layers:
             with self._host_worker("pack", layer) as worker:
@@ -163,7 +193,7 @@ class SnapshotStore:
         kind, text = await records.next()
         if kind != b"m":
             raise SlotError("protocol", "not an exported snapshot")
-        description, _, state = text.partition(b"\0")
+        description, _, variables = text.partition(b"\0")
         facts = json.loads(description)
         layers: list[str] = []
         try:
@@ -171,10 +201,10 @@ class SnapshotStore:
                 layers.append(self._new_directory())
                 await self._unpack(layers[-1], records.layer)
         except BaseException:
-            for layer in layers:
-                shutil.rmtree(layer, ignore_errors=True)
+            await _remove(layers)
             raise
-        return self._add(Snapshot(self._publish(layers), state, facts["cwd"], facts["previous"], facts["root"]))
+        state = None if facts["state"] is None else ShellState(variables, *facts["state"])
+        return self._add(Snapshot(self._publish(layers), state))
 
     def _publish(self, layers: Sequence[str]) -> tuple[str, ...]:
         """Give complete layers their visible names."""
@@ -184,6 +214,12 @@ class SnapshotStore:
             os.rename(layer, path)
             final.append(path)
         return tuple(final)
+
+
+async def _remove(paths: Sequence[str]) -> None:
+    """In a thread: an agent decides how many files there are, and other slots must not wait for them."""
+    for path in paths:
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, remove_tree, path))
 
 
 class RecordReader:

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..faults import SlotError
 from ..isolation.cgroups import Cgroups
+from ..isolation.host_view import build_view, hide_private
 from ..isolation.layers import make_layers_dir
 from ..isolation.levels import RANK, Level, Place, candidates, choose_uids
-from ..isolation.mask import build_mask
 from .slots import Builder
 from .zygote import BuildError, Zygote
 
@@ -65,7 +65,8 @@ def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
         missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
     if not level.namespaces:
         missing += ["disk"]
-        missing += ["loopback"] if level.landlock else ["network"]
+        # Landlock knows no rule for unix sockets that have a path.
+        missing += ["loopback", "unix-sockets"] if level.landlock else ["network"]
     if level.landlock and os.geteuid() != 0:
         missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
     return missing
@@ -116,8 +117,9 @@ def _prepare(scratch: str) -> Place:
     run_dir, layers = os.path.join(scratch, "run"), make_layers_dir(scratch)
     os.makedirs(os.path.join(run_dir, "m"), exist_ok=True)
     os.chmod(run_dir, 0o755)
-    mask = os.path.join(layers, "mask")
-    return Place(scratch, layers, mask, build_mask(mask), *choose_uids(scratch))
+    parts = build_view(os.path.join(layers, "views", "view"))
+    os.chmod(os.path.join(layers, "views"), 0o755)
+    return Place(scratch, layers, tuple(parts), *choose_uids(scratch))
 
 
 async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
@@ -150,10 +152,9 @@ def _tell_lost(found: list[Host]) -> None:
 
 async def _probe(builder: Builder) -> str | None:
     """None when a slot at this level can be built, run a command and be destroyed; else what went wrong."""
-    hidden_by = "user.overlay.opaque" if builder.level.user_ns else "trusted.overlay.opaque"
-    if builder.level.namespaces and hidden_by not in builder.place.opaque:
-        return f"directories of the host could not be hidden: no {hidden_by} attribute on the layers' file system"
     try:
+        if builder.level.namespaces and not builder.level.stranger:
+            hide_private(os.path.join(builder.place.views, "view"), list(builder.place.parts))
         instance = await builder.build(0, PROBE_SPEC, ())
     except (TimeoutError, BuildError, OSError) as error:
         return str(error) or type(error).__name__

@@ -78,10 +78,17 @@ def _script(prelude: str, command: str) -> bytes:
     return f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n".encode("utf-8", "surrogateescape")
 
 
-_VALUE = rb"""("(?:[^"\\]|\\.)*"|\$'(?:[^'\\]|\\.)*'|\(.*?\))"""
-_DECLARATION = re.compile(
-    rb"^declare -([a-zA-Z]*x[a-zA-Z]*) ([A-Za-z_][A-Za-z0-9_]*)(?:=" + _VALUE + rb")?\n", re.S | re.M
-)
+STATE_LIMIT = 256 << 10
+"""A larger state is not kept. Must agree with helper/keeper.c."""
+_EXEC_LIMIT = 100 << 10
+"""The kernel refuses a program whose environment holds one string of 128 KiB; bash itself can hold it."""
+# A command can write into the memory file of its state, so what is read here may be hostile. Every pattern below goes
+# over its input once: no two parts of it can match the same byte in two ways.
+_HEAD = re.compile(rb"declare -([A-Za-z]{1,12}) ([A-Za-z_][A-Za-z0-9_]*)(?==|\n)")
+_QUOTED = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_DOLLAR = rb"\$'[^'\\]*(?:\\.[^'\\]*)*'"
+_ARRAY = rb'\([^"$)]*(?:(?:' + _QUOTED + rb"|" + _DOLLAR + rb')[^"$)]*)*\)'
+_VALUE = re.compile(rb"(?:=(" + _QUOTED + rb"|" + _DOLLAR + rb"|" + _ARRAY + rb"))?\n", re.S)
 _ESCAPED = re.compile(rb'\\([$`"\\])')
 
 
@@ -91,7 +98,7 @@ class Declaration(NamedTuple):
     name: str
     text: bytes
     value: bytes | None
-    """None when only bash can tell: odd quoting, an array, further attributes, no value."""
+    """None when only bash can tell or hold it: odd quoting, an array, further attributes, no value, a very long one."""
 
 
 def state_of(env: Mapping[str, str]) -> bytes:
@@ -130,11 +137,12 @@ def _declarations(state: bytes) -> tuple[list[Declaration], bytes]:
     found: list[Declaration] = []
     position = 0
     while True:
-        match = _DECLARATION.match(state, position)
-        if not match:
+        head = _HEAD.match(state, position)
+        end = _VALUE.match(state, head.end()) if head and b"x" in head[1] else None
+        if head is None or end is None:
             return found, state[position:]
-        attributes, name, value = match.groups()
-        plain = attributes == b"x" and value is not None and value.startswith(b'"')
-        content = _ESCAPED.sub(rb"\1", value[1:-1]) if plain else None
-        found.append(Declaration(name.decode(), match.group(0), content))
-        position = match.end()
+        text, value = state[position : end.end()], end[1]
+        plain = head[1] == b"x" and value is not None and value.startswith(b'"') and len(value) < _EXEC_LIMIT
+        content = _ESCAPED.sub(rb"\1", value[1:-1]) if plain and b"\0" not in value else None
+        found.append(Declaration(head[2].decode(), text, content))
+        position = end.end()

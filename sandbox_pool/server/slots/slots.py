@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError
+from ..host_files import remove_tree
 from ..isolation.cgroups import Cgroups
 from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.shared_memory import remove_shared_of
@@ -35,6 +35,8 @@ class Slot:
         """What the built instance was built for; another shape needs another instance."""
         self.outcomes: dict[str, asyncio.Future[Any]] = {}
         self.layers: tuple[str, ...] = ()
+        self.memory_kills = 0
+        """Of its cgroup, when the lease began."""
 
     def report(self) -> dict[str, Any]:
         """As listed to clients."""
@@ -76,6 +78,7 @@ class Builder:
             home=str(values["home"]),
             log_dir=os.path.join(str(values.get("root") or "/"), "tmp/hermes-exec"),
             env=self._environment(index, spec),
+            memory_kills=lambda: self.cgroups.memory_kills(index),
         )
         try:
             report = await instance.ready()
@@ -138,13 +141,11 @@ class Builder:
         if left:
             problems.append(f"processes left: {left[:5]}")
         if not self.level.namespaces:
-            problems += self._remove_directories(index)
+            problems += await asyncio.to_thread(self._remove_directories, index)
         return problems
 
     def _remove_directories(self, index: int) -> list[str]:
-        root = slot_root(self.place, index)
-        failures: list[str] = []
-        shutil.rmtree(root, onerror=lambda _call, path, _info: failures.append(path))
+        failures = remove_tree(slot_root(self.place, index))
         owner = run_uid(self.level, self.place, index)
         if owner is not None:
             failures += remove_shared_of(owner)
@@ -181,6 +182,7 @@ class Slots:
         slot.epoch += 1
         slot.task_id = task_id
         slot.layers = tuple(layers)
+        slot.memory_kills = self.builder.cgroups.memory_kills(index)
         try:
             await self._fit(slot, spec, layers)
         except BaseException as error:

@@ -97,3 +97,33 @@ async def test_every_result_and_the_turn_fit_and_json_stays_json(sizes, per_resu
         if as_json:
             json.loads(result.text)
         assert result.stored_path is not None or result.text == text
+
+
+def page_of(count: int, total: int = 5000) -> str:
+    content = "\n".join(f'{n}|"line" {n}' for n in range(11, 11 + count))
+    return json.dumps({"content": content, "total_lines": total, "truncated": False, "file_size": 9})
+
+
+async def test_a_page_of_a_file_loses_whole_lines_at_its_end_and_says_where_to_read_on():
+    shelf = Shelf()
+    budget = ResultBudget(per_result_chars=10_000, per_turn_chars=12_000, preview_chars=1_000)
+    results = await budgeted([("read_file", page_of(2000)), ("read_file", page_of(2000))], budget, shelf.store)
+    assert sum(len(result.text) for result in results) <= 12_000
+    for result in results:
+        data = json.loads(result.text)
+        lines = data["content"].split("\n")
+        assert lines == [f'{n}|"line" {n}' for n in range(11, 11 + len(lines))]
+        assert len(lines) > 100
+        assert data["truncated"] is True
+        assert data["next_offset"] == 11 + len(lines)
+        assert str(data["next_offset"]) in data["hint"]
+    assert shelf.kept == {}
+
+
+async def test_an_error_of_read_file_and_a_line_that_does_not_fit_are_shortened_as_any_text():
+    shelf = Shelf()
+    wide = json.dumps({"content": "1|" + "x" * 2000, "total_lines": 1, "truncated": False})
+    error = json.dumps({"error": "x" * 5000})
+    results = await budgeted([("read_file", wide), ("read_file", error)], ResultBudget(500), shelf.store)
+    assert all(len(result.text) <= 500 for result in results)
+    assert len(shelf.kept) == 2

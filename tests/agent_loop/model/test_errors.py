@@ -1,4 +1,6 @@
-"""The real sentences of servers and gateways, each with where it was found, and what each must mean.
+"""The sentences of servers and gateways, each with where it was found, and what each must mean.
+
+Where no report with the very words was found, the row says "wording assumed".
 
 Every row is asked for over real HTTP, through the chat client and through every token backend: all must agree.
 """
@@ -52,11 +54,11 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
             400,
         ),
     ),
-    # Gabesarch/grounded-rl#16
+    # linagora/openrag#128
     "vLLM, the engine's own check": (
         400,
         vllm_error(
-            "The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure that "
+            "The decoder prompt (length 15983) is longer than the maximum model length of 8192. Make sure that "
             "`max_model_len` is no smaller than the number of text tokens plus multimodal tokens."
         ),
     ),
@@ -67,18 +69,32 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
         400,
         vllm_error("The input (61709 tokens) is longer than the model's context length (40960 tokens)."),
     ),
-    # sglang/srt/managers/tokenizer_manager.py, _validate_one_request
+    # sglang 0.5.23, srt/managers/tokenizer_manager.py
     "SGLang, prompt and completion": (
         400,
         openai_error(
             "Requested token count exceeds the model's maximum context length of 64000 tokens. You requested a total "
-            "of 71897 tokens: 7897 tokens from the input messages and 64000 tokens for the completion."
+            "of 71897 tokens: 7897 tokens from the input messages and 64000 tokens for the completion. Please reduce "
+            "the number of tokens in the input messages or the completion to fit within the limit."
         ),
     ),
     # sgl-project/sglang#4048: less memory than the context would need
     "SGLang, the cache": (
         400,
         openai_error("Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens)."),
+    ),
+    # arbs-io/github-copilot-llm-gateway#73
+    "llama.cpp in 2026": (
+        400,
+        {
+            "error": {
+                "code": 400,
+                "message": "request (8708 tokens) exceeds the available context size (8192 tokens), try increasing it",
+                "type": "exceed_context_size_error",
+                "n_prompt_tokens": 8708,
+                "n_ctx": 8192,
+            }
+        },
     ),
     # oobabooga/textgen#7257
     "llama.cpp": (
@@ -133,73 +149,102 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
             "`max_tokens` and try again"
         ),
     ),
-    # docs.claude.com/en/api/errors
-    "Anthropic, in bytes": (413, anthropic_error("Request exceeds the maximum size", "request_too_large")),
-    # BerriAI/litellm, exception_mapping_utils.py: what a gateway makes of it
+    # anthropics/claude-code#6368
+    "Anthropic, with 413": (413, anthropic_error("Request size exceeds model context window")),
+    # entropy-research/Devon#88: what a gateway makes of it
     "LiteLLM": (
         400,
         openai_error(
-            "litellm.BadRequestError: litellm.ContextWindowExceededError: AnthropicError - prompt is too long: 209353 "
-            "tokens > 199999 maximum"
+            'litellm.BadRequestError: litellm.ContextWindowExceededError: AnthropicError - {"type":"error","error":'
+            '{"type":"invalid_request_error","message":"prompt is too long: 209353 tokens > 199999 maximum"}}'
         ),
     ),
-    # docs.aws.amazon.com: Bedrock's ValidationException
+    # aws-samples/assessment-generator#2
     "Bedrock": (400, {"message": "Input is too long for requested model."}),
-    # ai.google.dev, the OpenAI-compatible endpoint
+    # google-gemini/gemini-cli#6678
     "Gemini": (
         400,
         openai_error(
-            "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575)", code=400
+            "The input token count (1200293) exceeds the maximum number of tokens allowed (1048576).", code=400
         ),
     ),
-    # huggingface/text-generation-inference, router/src/validation.rs
+    # huggingface/huggingface_hub#2763
     "TGI": (
         422,
-        {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs`"},
+        {
+            "error": {
+                "message": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 8740 "
+                "`inputs` tokens and 500 `max_new_tokens`",
+                "http_status_code": 422,
+            }
+        },
     ),
-    # nginx, client_max_body_size
-    "nginx": (413, "<html><head><title>413 Request Entity Too Large</title></head></html>"),
 }
 
 LATER: dict[str, tuple[int, Any]] = {
-    # litellm's and nginx's request timeout
+    # wording assumed
     "a gateway's timeout": (408, openai_error("Request timed out.", "timeout_error")),
-    # openai/_base_client.py, _should_retry: "Retry on lock timeouts"
+    # openai/_base_client.py, _should_retry: "Retry on lock timeouts"; wording assumed
     "a lock": (409, openai_error("The resource is locked.")),
     "too early": (425, ""),
+    # FoundationAgents/MetaGPT#523; type and code as in TheR1D/shell_gpt#653
     "OpenAI's rate limit": (
         429,
         openai_error(
-            "Rate limit reached for gpt-4 in organization org-x on tokens per min (TPM): Limit 10000, Used 9800, "
-            "Requested 4000. Please try again in 22.8s.",
+            "Rate limit reached for gpt-4 in organization org-x on tokens per min (TPM): Limit 10000, Used 8554, "
+            "Requested 3082. Please try again in 9.816s. Visit https://platform.openai.com/account/rate-limits to "
+            "learn more.",
             "tokens",
             "rate_limit_exceeded",
         ),
     ),
-    # AWS Bedrock's ThrottlingException: these are not the prompt's tokens
+    # ranxianglei/billion-context-pi#169, RooCodeInc/Roo-Code#5050: these are not the prompt's tokens
     "Bedrock's rate limit": (429, {"message": "Too many tokens, please wait before trying again."}),
-    "vLLM's engine died": (500, openai_error("EngineCore encountered an issue. See stack trace (above)", code=500)),
+    # vllm 0.32, v1/engine/exceptions.py
+    "vLLM's engine died": (
+        500,
+        openai_error("EngineCore encountered an issue. See stack trace (above) for the root cause.", code=500),
+    ),
+    # nginx, ngx_http_special_response.c
     "nginx without a server behind it": (502, "<html><head><title>502 Bad Gateway</title></head></html>"),
-    # llama.cpp, tools/server: while the model is loaded
+    # mostlygeek/llama-swap#146: while the model is loaded
     "llama.cpp loads": (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}),
-    # sgl-router
-    "SGLang's router without workers": (503, {"error": {"code": "no_available_workers", "message": "No workers"}}),
-    # docs.claude.com/en/api/errors
+    # THUDM/slime#1328
+    "SGLang's router without workers": (
+        503,
+        {
+            "error": {
+                "type": "Service Unavailable",
+                "code": "no_available_workers",
+                "message": "No available workers (all circuits open or unhealthy)",
+            }
+        },
+    ),
+    # anthropics/claude-code#3572
     "Anthropic is overloaded": (529, anthropic_error("Overloaded", "overloaded_error")),
 }
 
 REFUSED: dict[str, tuple[int, Any]] = {
+    # nginx, client_max_body_size: bytes, whatever the model's context
+    "nginx": (413, "<html><head><title>413 Request Entity Too Large</title></head></html>"),
+    # anthropics/anthropic-sdk-python#938: 32 MB
+    "Anthropic, in bytes": (
+        413,
+        {"error": {"type": "request_too_large", "message": "Request exceeds the maximum size"}},
+    ),
+    # wording assumed
     "a wrong key": (401, openai_error("Incorrect API key provided: x.", code="invalid_api_key")),
     "no permission": (403, ""),
-    # vLLM, serving_models.py
+    # vllm 0.32, entrypoints/openai/models/serving.py
     "an unknown model": (404, vllm_error("The model `m` does not exist.")),
-    # NextChat#4964: shortening the prompt would not help
+    # wording assumed; shortening the prompt would not help
     "too large an answer was asked for": (
         400,
         anthropic_error("max_tokens: 10000 > 4096, which is the maximum allowed number of output tokens for claude-3"),
     ),
+    # wording assumed
     "a wrong value": (400, vllm_error("temperature must be non-negative, got -1.0.")),
-    # FastAPI
+    # FastAPI; wording assumed
     "a wrong type": (422, {"detail": [{"loc": ["body", "max_tokens"], "msg": "Input should be a valid integer"}]}),
 }
 

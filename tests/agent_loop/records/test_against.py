@@ -86,8 +86,10 @@ class NoisyBackend:
 
     def __init__(self, noise: float) -> None:
         self.noise = noise
+        self.temperatures: list[float] = []
 
     async def generate(self, prompt_ids, sampling, *, stop_ids=()) -> Generation:
+        self.temperatures.append(sampling.temperature)
         return Generation([7] * 8, [-1.0] * 8, "length")
 
     async def score(self, ids, positions) -> list[float]:
@@ -111,6 +113,14 @@ async def test_on_noisy_weights_the_noise_floor_is_the_tolerance_and_said():
     confirmation = await confirm(noisy_record(-1.0), NoisyBackend(0.2))
     assert confirmation.violation is None
     assert "mean 0.2000, largest 0.2000" in confirmation.tolerance.said
+
+
+async def test_the_noise_floor_is_measured_at_the_temperature_of_the_file():
+    records = noisy_record(-1.0)
+    records[0][1].sampled_calls[0].temperature = 2.0
+    backend = NoisyBackend(0.0)
+    await confirm(records, backend)
+    assert backend.temperatures == [2.0]
 
 
 async def test_beyond_the_noise_floor_is_a_violation():

@@ -79,3 +79,28 @@ def test_nested_calls_stand_apart():
     metrics = call_metrics([base, {**base, "parent": "a"}])
     assert metrics["tool_calls_attempted"] == 1
     assert metrics["nested_calls"] == 1
+
+
+def test_the_counters_of_hermes_agent_keep_its_meaning_next_to_ours():
+    def stored(status: str, exit_code: int | None = None, schema_valid: bool = True) -> dict[str, Any]:
+        made = {"name": "t", "status": status, "exit_code": exit_code, "schema_valid": schema_valid, "repairs": ()}
+        return {**made, "duplicate": False, "duration_s": 0.0}
+
+    metrics = call_metrics(
+        [
+            stored("ok", 0),
+            stored("ok", 1),
+            stored("error"),  # read_file of a missing file: no exit code, so not an error there
+            stored("error", -1),
+            stored("timeout", 124),
+            stored("invalid", schema_valid=False),
+            stored("unknown", schema_valid=False),
+            stored("malformed", schema_valid=False),
+        ]
+    )
+    there = {name.partition("/")[2]: n for name, n in metrics.items() if name.startswith("hermes_agent/")}
+    assert there == {
+        "tool_calls_attempted": 6, "tool_calls_schema_valid": 5, "tool_calls_executed_ok": 3,
+        "tool_calls_exec_error": 3, "tool_errors": 4,
+    }  # fmt: skip
+    assert (metrics["tool_calls_attempted"], metrics["tool_calls_exec_error"]) == (8, 3)

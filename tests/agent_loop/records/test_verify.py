@@ -13,6 +13,7 @@ import pytest
 from agent_loop.local_models.standin import StandIn
 from agent_loop.local_models.standin.policies import wild
 from agent_loop.model.backends import VllmBackend
+from agent_loop.model.contract import WeightsSpan
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.records.record import RolloutRecord
@@ -144,6 +145,35 @@ def score_untrainable(r: RolloutRecord) -> None:
     r.trainable, r.outcome = False, "api_error"
 
 
+def lose_weights_of_the_last_token(r: RolloutRecord) -> None:
+    r.sampled_calls[0].weights_spans = [WeightsSpan("1", 0, len(r.sampled_calls[0].sampled_ids) - 1)]
+    r.sampled_calls[0].weights_version = "1"
+
+
+def weights_in_the_wrong_order(r: RolloutRecord) -> None:
+    end = len(r.sampled_calls[0].sampled_ids)
+    r.sampled_calls[0].weights_spans = [WeightsSpan("1", 1, end), WeightsSpan("2", 0, 1)]
+    r.sampled_calls[0].weights_version = "1"
+
+
+def claim_a_given_message(r: RolloutRecord) -> None:
+    r.sampled_by[1] = r.sampled_by[2]
+    r.sampled_by[2] = None
+
+
+def swap_calls(r: RolloutRecord) -> None:
+    first, second = [place for place, call in enumerate(r.sampled_by) if call is not None][:2]
+    r.sampled_by[first], r.sampled_by[second] = r.sampled_by[second], r.sampled_by[first]
+
+
+def forget_a_call(r: RolloutRecord) -> None:
+    r.sampled_by[r.sampled_by.index(0)] = None
+
+
+def call_a_message_too_many(r: RolloutRecord) -> None:
+    r.sampled_by.append(None)
+
+
 CORRUPTIONS = {
     flip_mask: "trained exactly once",
     unmask_prompt: "trained exactly once",
@@ -159,7 +189,13 @@ CORRUPTIONS = {
     positive_logprob: "masks and logprobs",
     not_a_number: "masks and logprobs",
     lose_a_call: "trained exactly once",
+    lose_weights_of_the_last_token: "weights versions",
+    weights_in_the_wrong_order: "weights versions",
     orphan_result: "messages paired",
+    claim_a_given_message: "messages and their calls",
+    swap_calls: "messages and their calls",
+    forget_a_call: "messages and their calls",
+    call_a_message_too_many: "messages and their calls",
     count_wrong: "metrics",
     score_untrainable: "metrics",
 }
@@ -170,6 +206,22 @@ def test_stored_rollouts_are_accepted(records):
     assert report.ok, report.violations[:1]
     assert report.rollouts == report.with_tokens == 6
     assert report.trained_tokens == sum(len(c.sampled_ids) for r in records for c in r.sampled_calls)
+
+
+def test_weights_of_each_range_of_tokens_survive_the_file(records):
+    record = copy.deepcopy(records[0])
+    call = record.sampled_calls[0]
+    call.weights_version = "1"
+    call.weights_spans = [WeightsSpan("1", 0, 1), WeightsSpan("2", 1, len(call.sampled_ids))]
+    assert RolloutRecord.from_json(record.to_json()) == record
+    assert verify(lines([record])).ok
+
+
+def test_a_line_from_before_there_were_spans_is_read(records):
+    line = json.loads(records[0].to_json())
+    for call in line["sampled_calls"]:
+        del call["weights_spans"]
+    assert RolloutRecord.from_json(json.dumps(line)) == records[0]
 
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda f: f.__name__)

@@ -92,3 +92,25 @@ def test_the_head_gets_forty_percent_and_the_tail_sixty():
 def test_a_cut_line_says_how_long_it_was():
     assert cut_line("x" * 10, 10) == "x" * 10
     assert cut_line("x" * 1234, 10) == "xxxxxxxxxx... [line of 1,234 characters cut]"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-ant-" + "a" * 24, "ghp_" + "a" * 36, "AKIA" + "A" * 16, "hf_" + "x" * 30,
+        "xoxb-1234567890-abcdef", "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2Q", "AIza" + "b" * 35,
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    ],
+)  # fmt: skip
+def test_shapes_of_secrets_are_hidden_only_when_asked(secret):
+    text = f"before {secret} after"
+    assert Redactor({}, shapes=True)(text) == "before [REDACTED] after"
+    assert Redactor({})(text) == text
+
+
+def test_passwords_in_addresses_and_bearer_tokens_are_hidden_and_ordinary_text_is_not():
+    redact = Redactor({}, shapes=True)
+    assert redact("postgres://me:hunter22@db/x") == "postgres://[REDACTED]@db/x"
+    assert redact("Authorization: Bearer abcdefghij0123456789") == "Authorization: Bearer [REDACTED]"
+    for text in ("task-sk-1", "https://example.org/a@b", "sha256:" + "a" * 64, "eyJ.a.b", "hf_hub_download(repo)"):
+        assert redact(text) == text

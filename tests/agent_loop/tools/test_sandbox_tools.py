@@ -122,7 +122,7 @@ class TestPolicy:
 
     @pytest_asyncio.fixture(loop_scope="session")
     async def tools(self, sandbox):
-        async def ask(tool, text):
+        async def ask(tool, text, reason):
             return "build" in text
 
         config = ToolConfig(policy=CommandPolicy(enforce="always", rules=self.RULES))
@@ -155,7 +155,7 @@ class TestPolicy:
         assert tools.outcome.nested[0].status is ToolStatus.ERROR
 
     async def test_a_callback_that_raises_does_not_leave_a_script_waiting(self, sandbox):
-        async def ask(tool, text):
+        async def ask(tool, text, reason):
             raise RuntimeError("nobody home")
 
         rules = (Rule(pattern="danger", action="ask", tools=("terminal",)),)

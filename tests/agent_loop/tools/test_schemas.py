@@ -13,7 +13,7 @@ from agent_loop.tools.toolsets import CATALOG
 
 GOLDEN = Path(__file__).parent / "golden" / "schemas.json"
 KNOWN = {
-    "terminal": ["command", "background", "timeout", "workdir", "pty", "notify_on_complete"],
+    "terminal": ["command", "background", "timeout", "workdir", "pty", "notify_on_complete", "watch_patterns"],
     "process": ["action", "session_id", "data", "timeout", "offset", "limit"],
     "read_file": ["path", "offset", "limit"],
     "write_file": ["path", "content"],

@@ -112,6 +112,51 @@ def test_a_bare_number_is_understood_where_the_one_parameter_is_a_number():
     assert normalize("5", "sleep", schema) == Normalized({"seconds": 5}, ("bare_value",))
 
 
+URLS = {"type": "object", "properties": {"urls": {"type": "array", "items": {"type": "string"}}}, "required": ["urls"]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "items", "arguments", "repairs"),
+    [
+        ("a", {"type": "string"}, ["a"], ("wrapped_in_array",)),
+        (5, {"type": "integer"}, [5], ("wrapped_in_array",)),
+        ("5", {"type": "integer"}, [5], ("wrapped_in_array", "string_to_integer")),
+        ({"id": 1}, {"type": "object"}, [{"id": 1}], ("wrapped_in_array",)),
+        ("a, b", None, ["a, b"], ("wrapped_in_array",)),
+    ],
+)
+def test_a_bare_value_for_a_list_becomes_a_list_of_one_and_that_is_said(raw, items, arguments, repairs):
+    schema = {"type": "object", "properties": {"x": {"type": "array", **({"items": items} if items else {})}}}
+    assert normalize({"x": raw}, "f", schema) == Normalized({"x": arguments}, repairs)
+
+
+@pytest.mark.parametrize("raw", ['["a", "b"', "", "[draft] a", {"a": 1}, 5.5, True])
+def test_half_a_list_and_what_is_not_an_item_are_not_wrapped(raw):
+    assert normalize({"urls": raw}, "web_extract", URLS).arguments is None
+
+
+def test_a_bare_text_for_the_only_parameter_a_list_is_wrapped_too():
+    assert normalize("http://a", "web_extract", URLS) == Normalized(
+        {"urls": ["http://a"]}, ("plain_string", "wrapped_in_array")
+    )
+
+
+def test_the_default_that_a_schema_names_is_valid_as_written():
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"type": "string", "enum": ["C", "F"], "default": None},
+            "days": {"type": "integer", "default": ""},
+        },
+        "required": ["city"],
+    }
+    assert normalize({"city": "Oslo", "unit": None, "days": ""}, "weather", schema) == Normalized(
+        {"city": "Oslo", "unit": None, "days": ""}
+    )
+    assert normalize({"city": "Oslo", "days": "soon"}, "weather", schema).error
+
+
 def test_input_is_left_alone_where_it_is_a_parameter_of_its_own():
     schema = {"type": "object", "properties": {"command": {"type": "string"}, "input": {"type": "string"}}}
     assert normalize({"input": "x"}, "run", schema).arguments == {"input": "x"}

@@ -40,6 +40,9 @@ class Runtime:
     def parallel_safe(self, name: str) -> bool:
         return self._safe
 
+    async def wait_for_notice(self) -> bool:
+        return False
+
     def pending_notices(self) -> list[Any]:
         return []
 

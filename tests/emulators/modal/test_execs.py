@@ -17,6 +17,7 @@ from modal.exception import (
 from modal.stream_type import StreamType
 
 from emulators.modal.steps import shell
+from support.pool_wait import eventually
 
 
 @pytest.fixture
@@ -158,7 +159,6 @@ async def test_a_worker_that_refuses_is_a_service_error(emulator, sandbox):
     await shell(sandbox, "true")
     await emulator.set_reach(sandbox.object_id, "refuses")
     started = asyncio.ensure_future(sandbox.exec.aio("true"))
-    await asyncio.sleep(0.5)
-    assert emulator.calls["TaskExecStart"] > 2
+    await eventually(lambda: emulator.calls["TaskExecStart"] > 2)
     await emulator.set_reach(sandbox.object_id, "well")
     assert await (await started).wait.aio() == 0

@@ -8,6 +8,7 @@ from modal import Probe, Sandbox
 from modal.exception import NotFoundError
 
 from emulators.modal.steps import shell
+from support.pool_wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulator", ["gvisor"], indirect=True)]
 
@@ -38,8 +39,11 @@ async def test_a_timeout_ends_a_command_inside(app):
     sandbox = await Sandbox.create.aio(app=app)
     process = await sandbox.exec.aio("sleep", "55", timeout=1)
     assert await process.wait.aio() in (-1, 137)
-    await asyncio.sleep(1)
-    assert "sleep 55" not in (await shell(sandbox, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"))[1]
+
+    async def gone():
+        return "sleep 55" not in (await shell(sandbox, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"))[1]
+
+    await eventually(gone)
 
 
 async def test_tunnels_lead_into_sandboxes_that_use_the_same_port(app):

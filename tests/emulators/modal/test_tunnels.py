@@ -113,10 +113,10 @@ async def test_tunnels_end_with_their_sandbox(app):
 
 async def test_an_open_connection_keeps_a_sandbox_from_being_idle(app, emulator):
     probe = Probe.with_tcp(8000)
-    sandbox = await echoing(app, "x", encrypted_ports=[8000], idle_timeout=1, readiness_probe=probe)
+    sandbox = await echoing(app, "x", encrypted_ports=[8000], idle_timeout=4, readiness_probe=probe)
     await sandbox.wait_until_ready.aio(timeout=30)
     _, writer = await connect(sandbox)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(5)
     assert emulator.alive == [sandbox.object_id]
     writer.close()
     await sandbox.wait.aio()

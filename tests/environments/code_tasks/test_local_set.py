@@ -47,6 +47,37 @@ async def test_no_cheat_passes(task: CodeTask, name: str, tmp_path: Path) -> Non
     assert (await task.verify(ctx)).score == 0.0
 
 
+async def test_an_answer_that_returns_and_raises_at_once_is_no_answer(tmp_path: Path) -> None:
+    """A solution without the checks that the task asks for, and claims of both kinds for every question."""
+    task = next(task for task in TASKS if task.id == "code:local:parse_duration")
+    ctx = LocalContext.create(tmp_path)
+    forged = """
+import json, os, re, sys
+
+def parse(text):
+    return sum(int(n) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[u] for n, u in re.findall(r"(\\d+)([dhms])", text))
+
+cases = json.load(open(sys.argv[2]))
+def answer(step):
+    returned = {"returns": parse(step["args"][0]), "args_after": step["args"]}
+    return {**returned, "raises": ["ValueError"], "message": ""}
+json.dump([[answer(step) for step in case] for case in cases], open(sys.argv[3], "w"))
+os._exit(0)
+"""
+    await ctx.write_file(task.module, forged.encode())
+    verdict = await task.verify(ctx)
+    assert verdict.score == 0.0
+    assert "answers to other questions" in verdict.failures[0]
+
+
+async def test_a_solution_that_never_ends_is_stopped_by_the_cpu_time_it_uses(tmp_path: Path) -> None:
+    task = next(task for task in TASKS if task.id == "code:local:parse_duration")
+    ctx = LocalContext.create(tmp_path)
+    await ctx.write_file(task.module, b"def parse(text):\n    while True: pass\n")
+    verdict = await dataclasses.replace(task, timeout_s=600.0).verify(ctx)
+    assert "ends without answers" in verdict.failures[0]
+
+
 async def test_what_lies_around_in_the_workspace_does_not_disturb_the_solution(tmp_path: Path) -> None:
     task = TASKS[0]
     ctx = await solved(task, tmp_path)

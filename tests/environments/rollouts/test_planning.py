@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.tools import ToolsetError
 from environments.config.settings import HermesAgentEnvConfig
 from environments.rollouts.planning import (
+    choose_tools,
     content_id,
     first_messages,
     item_field,
@@ -89,6 +91,8 @@ def test_the_names_of_hermes_agent_reach_the_loop_and_the_tools() -> None:
         max_agent_turns=7,
         default_result_size_chars=10,
         turn_budget_chars=20,
+        preview_size_chars=5,
+        tool_result_overrides={"terminal": None},
         max_token_length=8192,
         max_tokens_per_turn=100,
     )
@@ -96,8 +100,27 @@ def test_the_names_of_hermes_agent_reach_the_loop_and_the_tools() -> None:
     assert job.tool_config.default_timeout_s == 33
     assert job.lease_ttl_s == 99.0
     assert job.limits.max_turns == 7
-    assert (job.budget.per_result_chars, job.budget.per_turn_chars) == (10, 20)
+    assert (job.budget.per_result_chars, job.budget.per_turn_chars, job.budget.preview_chars) == (10, 20, 5)
+    assert (job.budget.limit_for("terminal"), job.budget.limit_for("patch")) == (None, 10)
     assert (job.context.max_tokens, job.sampling.max_tokens) == (8092, 100)
+
+
+def test_a_distribution_of_your_own_is_drawn_from() -> None:
+    mine = config(distribution="mine", distributions={"mine": {"todo": 1.0}})
+    assert choose_tools(mine, 0).toolsets == ("todo",)
+    with pytest.raises(ToolsetError, match="unknown toolset 'tod'"):
+        choose_tools(config(distribution="mine", distributions={"mine": {"tod": 1.0}}), 0)
+
+
+async def test_an_environment_answers_what_a_rule_asks_and_hears_what_a_rollout_does() -> None:
+    env = NumberEnv()
+    job = plan_group(env, {"id": "x", "number": 7}, "g", 0)
+    assert job.ask is not None
+    assert await job.ask("terminal", "rm -r x", "deletes a tree") == "deny"
+    assert job.always_allowed is env.always_allowed
+    told: list[tuple[str, str]] = []
+    replace(job, activity=lambda *what: told.append(what)).on_activity("turn 1")
+    assert told == [("g", "turn 1")]
 
 
 def test_limits_are_set_in_one_place_each() -> None:

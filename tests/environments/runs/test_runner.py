@@ -15,6 +15,7 @@ from environments.atropos.stops import Stop
 from environments.runs.batch import Work, run_all
 from environments.runs.progress import PlainProgress, Tally
 from environments.runs.store import RunDiffers, RunStore
+from support.atropos_envs import until
 from support.env_records import record
 
 
@@ -35,8 +36,8 @@ async def items(count: int, prefix: str = "item") -> AsyncIterator[Work]:
 class Groups:
     """Runs groups, and remembers which and how many at a time."""
 
-    def __init__(self, seconds: float = 0.0, fail: int | None = None) -> None:
-        self.seconds, self.fail = seconds, fail
+    def __init__(self, seconds: float = 0.0, fail: int | None = None, gate: asyncio.Event | None = None) -> None:
+        self.seconds, self.fail, self.gate = seconds, fail, gate
         self.ran: list[int] = []
         self.now = self.most = 0
 
@@ -44,7 +45,7 @@ class Groups:
         self.ran.append(work.index)
         self.now += 1
         self.most = max(self.most, self.now)
-        await asyncio.sleep(self.seconds)
+        await (self.gate.wait() if self.gate else asyncio.sleep(self.seconds))
         self.now -= 1
         if work.index == self.fail:
             raise RuntimeError("boom")
@@ -79,10 +80,12 @@ async def test_a_crash_keeps_what_was_finished(tmp_path: Path) -> None:
 
 
 async def test_a_stop_finishes_what_runs_and_starts_nothing(tmp_path: Path) -> None:
-    stop, groups = Stop(), Groups(0.1)
+    gate = asyncio.Event()
+    stop, groups = Stop(), Groups(gate=gate)
     running = asyncio.create_task(run(tmp_path, groups, stop=stop))
-    await asyncio.sleep(0.05)
+    await until(lambda: groups.now == 3)
     stop.ask("test")
+    gate.set()
     tally = await running
     assert groups.ran == [0, 1, 2]
     assert tally.done == 3
@@ -91,7 +94,7 @@ async def test_a_stop_finishes_what_runs_and_starts_nothing(tmp_path: Path) -> N
 async def test_a_second_stop_cancels(tmp_path: Path) -> None:
     stop, groups = Stop(), Groups(60)
     running = asyncio.create_task(run(tmp_path, groups, stop=stop))
-    await asyncio.sleep(0.05)
+    await until(lambda: groups.now == 3)
     stop.ask("first")
     stop.ask("second")
     assert (await asyncio.wait_for(running, 5)).done == 0

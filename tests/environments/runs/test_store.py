@@ -27,7 +27,7 @@ def test_finished_groups_are_found_again(tmp_path: Path) -> None:
         assert [r.rollout_id for r in store.records()] == ["g0/0", "g0/1", "g2/0", "g2/1"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 @given(cut_rollouts=st.integers(0, 2000), cut_groups=st.integers(0, 200))
 def test_a_crash_at_any_byte_leaves_whole_groups_only(tmp_path: Path, cut_rollouts: int, cut_groups: int) -> None:
     """Rollouts are flushed before the group's line: cut either file anywhere in that order."""

@@ -105,11 +105,11 @@ def test_the_tables_show_scores_errors_and_losses() -> None:
     out = io.StringIO()
     print_summary(summarize(make_run()), Console(file=out, width=160))
     text = out.getvalue()
-    for word in ("scripted-good", "±", "pass@4", "valid calls", "why no full score", "Lost to infrastructure", "git"):
+    for word in ("scripted-good", "±", "pass@4", "valid calls", "why no full score", "Lost, not scored", "git"):
         assert word in text
 
 
 def test_a_clean_run_says_that_nothing_was_lost() -> None:
     out = io.StringIO()
     print_summary(summarize([make_record(), make_record(sample=1)]), Console(file=out, width=160))
-    assert "Nothing was lost" in out.getvalue()
+    assert "No rollout was lost" in out.getvalue()

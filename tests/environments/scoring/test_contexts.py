@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.scoring.contexts import FrozenWorkspace, ToolContext
-from sandbox_pool.spec import SandboxSpec
+from environments.scoring.contexts import Answer, FrozenWorkspace, ToolContext
+from environments.scoring.verification import CheckTimeout
 from support.env_pool import DirectoryPool, DirectorySandbox
 
 
@@ -28,8 +28,8 @@ async def agent(pool: DirectoryPool) -> AsyncIterator[DirectorySandbox]:
 
 
 async def context(pool: DirectoryPool, agent: DirectorySandbox, *verifier_paths: str) -> ToolContext:
-    frozen = await FrozenWorkspace.take(agent)
-    return ToolContext(frozen, pool, SandboxSpec(), "rollout", verifier_paths)
+    frozen = await FrozenWorkspace.take(agent, pool)
+    return ToolContext(pool.lease_from(frozen.start, "rollout/verify"), frozen, "rollout", verifier_paths)
 
 
 async def test_the_fork_has_the_agents_files_and_changes_there_stay_there(
@@ -103,10 +103,15 @@ async def test_results_are_whole_and_bytes_are_exact(
     await ctx.close()
 
 
-async def test_terminal_tells_exit_codes_and_timeouts(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+async def test_terminal_tells_exit_codes_and_a_timeout_is_never_one(
+    pool: DirectoryPool, agent: DirectorySandbox
+) -> None:
     ctx = await context(pool, agent)
-    assert await ctx.terminal("echo hi; exit 3") == {"output": "hi\n", "exit_code": 3, "timed_out": False}
-    assert (await ctx.terminal("sleep 30", timeout=0.1))["timed_out"]
+    assert await ctx.terminal("echo hi; exit 3") == {"output": "hi\n", "exit_code": 3}
+    for run in (ctx.terminal("sleep 30", timeout=0.1), ctx.exec("sleep 30", timeout_s=0.1)):
+        with pytest.raises(CheckTimeout, match="sleep 30"):
+            await run
+    assert (await ctx.exec("sleep 30", timeout_s=0.1, may_time_out=True)).timed_out
     await ctx.close()
 
 
@@ -125,8 +130,8 @@ async def test_call_tool_gives_what_the_model_would_read(pool: DirectoryPool, ag
     async def tool(sandbox: object, name: str, arguments: dict[str, object]) -> str:
         return f'{{"name": "{name}"}}' if arguments else "plain text"
 
-    frozen = await FrozenWorkspace.take(agent)
-    ctx = ToolContext(frozen, pool, SandboxSpec(), "rollout", call_tool=tool)
+    frozen = await FrozenWorkspace.take(agent, pool)
+    ctx = ToolContext(pool.lease_from(frozen.start, "rollout/verify"), frozen, "rollout", call_tool=tool)
     assert await ctx.call_tool("read_file", {"path": "x"}) == {"name": "read_file"}
     assert await ctx.call_tool("x", {}) == {"output": "plain text"}
     await ctx.close()
@@ -136,9 +141,13 @@ async def test_nothing_is_left_after_close(pool: DirectoryPool, agent: Directory
     ctx = await context(pool, agent)
     await ctx.terminal("true")
     assert set(pool.live) == {"rollout", "rollout/verify"}
-    copy = ctx._frozen.files
+    assert await ctx.agent_state.list_dir() == []
+    copy = await ctx._frozen._copied()
+    assert copy.exists()
     await ctx.close()
+    await ctx._frozen.close()
     assert set(pool.live) == {"rollout"}
+    assert pool.snapshots == []
     assert not copy.exists()
 
 
@@ -171,4 +180,39 @@ async def test_agent_state_follows_links_inside_the_workspace(pool: DirectoryPoo
         await state.read_file("real")
     with pytest.raises(OSError, match="outside the workspace"):
         await state.stat("/etc/passwd")
+    await ctx.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os._exit(0)",
+        "print('[]'); raise SystemExit(0)",
+        "def f(x):\n    import os; os._exit(0)",
+        "def f(x):\n    while True: pass",
+        "import json, os, sys\njson.dump([[{'returns': 3, 'raises': ['E']}]], open(sys.argv[3], 'w')); os._exit(0)",
+        "class E:\n    __eq__ = lambda *a: True\ndef f(x): return E()",
+    ],
+)
+async def test_code_that_does_not_answer_is_never_taken_for_an_answer(
+    pool: DirectoryPool, agent: DirectorySandbox, code: str
+) -> None:
+    await agent.write_file("solution.py", code.encode())
+    ctx = await context(pool, agent)
+    [answer] = await ctx.ask_python("solution.py", [("f", [2])], timeout_s=3)
+    assert answer.raises == ("NoAnswer",)
+    assert answer.why
+    await ctx.close()
+
+
+async def test_answers_are_values_or_exceptions_and_nothing_of_the_workspace_shadows_them(
+    pool: DirectoryPool, agent: DirectorySandbox
+) -> None:
+    await agent.write_file("solution.py", b"def f(x):\n    return (x, [1.5])\ndef g():\n    return {}['k']\n")
+    for name in ("json.py", "unittest.py", "conftest.py", "sitecustomize.py"):
+        await agent.write_file(name, b"import os; os._exit(0)")
+    ctx = await context(pool, agent)
+    returned, raised = await ctx.ask_python("solution.py", [("f", [2]), ("g", [])])
+    assert returned == Answer((2, [1.5]))
+    assert raised.raises[:2] == ("KeyError", "LookupError")
     await ctx.close()

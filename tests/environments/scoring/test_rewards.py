@@ -238,5 +238,5 @@ def test_settings_of_a_term_can_be_given_in_a_file_and_are_stored_whole(tmp_path
     config = load_environment(tmp_path / "run.yaml").config
     assert config.rewards.model_dump()["terms"]["length"]["limit"] == 8192
     (tmp_path / "run.yaml").write_text(text.replace("limit", "limt"))
-    with pytest.raises(ConfigError, match="unknown setting 'limt' of reward term 'length'; did you mean 'limit'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'limt' in 'env\.rewards\.terms\.length'; did you mean 'limit'"):
         load_environment(tmp_path / "run.yaml")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
@@ -187,3 +188,29 @@ async def test_a_set_up_that_fails_is_a_fault_of_the_task_not_a_score(tmp_path: 
     task = TerminalTask("terminal:train:x:1", "x", "c", 0, "train", False, "p", (), ("echo broken; exit 3",), (), ())
     with pytest.raises(SetupFailed, match="exits 3: broken"):
         await task.prepare(LocalContext(tmp_path))
+
+
+def store(repo: Path, kind: str, body: bytes) -> str:
+    """A loose object, written as git does."""
+    data = f"{kind} {len(body)}".encode() + b"\0" + body
+    name = hashlib.sha1(data).hexdigest()
+    path = repo / ".git" / "objects" / name[:2] / name[2:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(zlib.compress(data))
+    return name
+
+
+async def test_endless_trees_and_refs_that_are_not_names_are_the_agents_failure(repo: Path) -> None:
+    tree = store(repo, "blob", b"x")
+    for _ in range(1200):
+        tree = store(repo, "tree", b"40000 d\0" + bytes.fromhex(tree))
+    commit = store(repo, "commit", f"tree {tree}\n\nc\n".encode())
+    head = repo / ".git" / "refs" / "heads" / "main"
+    check = CommitIs(repo.name, "refs/heads/main", files=())
+    ctx = LocalContext(repo.parent)
+    for content in (commit, "a\0b", "../../../../etc/passwd", "é" * 40):
+        head.write_text(content)
+        assert await check.failure(ctx) is not None
+    (repo / ".git" / "HEAD").write_bytes(b"ref: refs/heads/a\0b\n")
+    assert "is on no branch" in str(await BranchIs(repo.name, "main").failure(ctx))
+    assert "is on no branch" in str(await CommitIs(repo.name, "HEAD").failure(ctx))

@@ -14,7 +14,7 @@ from sandbox_pool.journal.journal import Journal
 from support import pool_program
 from support.cli_verb import run_verb
 from support.lossy_proxy import LossyProxy
-from support.pool_wait import eventually
+from support.pool_wait import eventually, started
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,8 +29,7 @@ async def expect_lost(box, running, timeout_s=20):
 
 async def busy(pool):
     box = await pool.acquire("victim")
-    running = asyncio.create_task(box.exec("sleep 600"))
-    await asyncio.sleep(0.3)
+    running = await started(box, "sleep 600")
     assert not running.done()
     return box, running
 

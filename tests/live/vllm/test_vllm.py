@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -89,11 +90,12 @@ def tokenizer():
     return built
 
 
-async def play(backend, count: int) -> list:
+async def play(backend, count: int, temperature: float = 1.0) -> list:
     recorder = Recorder(backend, probe_template(tokenizer()), get_parser("hermes"))
     records = []
     for number in range(count):
         rollout = Rollout(recorder, Random(number), context_tokens=85, max_tokens=10, tools=(), stop_at_length=0.0)
+        rollout.sampling = replace(rollout.sampling, temperature=temperature)
         rollout.output = lambda: "ok"
         await rollout.play(3)
         records.append((number + 1, rollout.record(f"vllm{number}")))
@@ -118,6 +120,16 @@ async def test_rollouts_are_exact_to_the_servers_own_prompt_logprobs(server, kin
         assert broken.violation is not None, fault.__name__
     await backend.close()
     print(f"\n{kind.__name__}: {len(confirmation.differences)} positions, largest {confirmation.largest.size:.6f}")
+    assert confirmation.violation is None
+
+
+@pytest.mark.parametrize("kind", [VllmBackend, VllmScaleOutBackend])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+async def test_the_logprobs_are_the_models_own_at_every_temperature(server, kind, temperature):
+    records = await play(kind(server), 3, temperature)
+    backend = await connect(server)
+    confirmation = await confirm(records, backend, tolerance=TOLERANCE)
+    await backend.close()
     assert confirmation.violation is None
 
 

@@ -98,6 +98,7 @@ async def test_what_cannot_be_destroyed_is_reported_and_kept_for_the_next_time(j
 
 async def test_a_provider_that_cannot_be_loaded_any_more_is_reported(journal, place, tmp_path):
     journal.intend(JournalHost("h1", DEAD.tag(), "gone_module:Place", SETTINGS, "key", "intent"))
+    journal.running("h1", address="tcp:far:1", slots=1, isolation="namespaces")
     report = await collect_orphans(journal, tmp_path, ME)
     assert report.left >= 1
     assert "cannot be loaded" in report.actions[0].text()

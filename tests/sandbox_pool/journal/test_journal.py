@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from sandbox_pool.errors import StateError
 from sandbox_pool.journal.journal import Journal, JournalHost, JournalLease, LeaseLog, without_secrets
 from sandbox_pool.journal.owner import this_process
 
@@ -117,7 +118,7 @@ def test_processes_can_write_at_the_same_time(journal):
 def test_a_journal_of_a_newer_version_is_refused(journal, tmp_path):
     with sqlite3.connect(journal.path) as db:
         db.execute("PRAGMA user_version=99")
-    with pytest.raises(RuntimeError, match="newer"):
+    with pytest.raises(StateError, match="newer"):
         Journal(tmp_path / "state")
 
 

@@ -37,8 +37,7 @@ async def test_no_more_hosts_start_at_once_than_allowed(make_pool):
     place.start_gate = asyncio.Event()
     async with make_pool(place, min_hosts=0, max_hosts=8, max_starting=2) as pool:
         tasks = [asyncio.create_task(pool.acquire(f"t{n}")) for n in range(6)]
-        await asyncio.sleep(0.1)
-        assert place.at_once == 2
+        await eventually(lambda: place.at_once == 2)
         place.start_gate.set()
         for lease in await asyncio.gather(*tasks):
             await lease.release()

@@ -66,17 +66,23 @@ async def test_the_timeout_says_that_hosts_are_starting(make_pool):
     place = FakePlace()
     place.start_gate = asyncio.Event()
     async with make_pool(place, min_hosts=0) as pool:
+        first = asyncio.create_task(pool.acquire("first"))
+        await eventually(lambda: place.started)
         with pytest.raises(AcquireTimeout, match=r"1 host\(s\) starting"):
             await pool.acquire("t", timeout_s=0.05)
         place.start_gate.set()
+        await (await first).release()
 
 
 async def test_the_timeout_tells_the_last_start_error(make_pool):
     place = FakePlace()
-    place.failures = [OSError("no quota left")]
+    place.failures = [OSError("no quota left")] * 100
     async with make_pool(place, min_hosts=0) as pool:
+        first = asyncio.create_task(pool.acquire("first"))
+        await eventually(lambda: pool.metrics.counts["start_failures"])
         with pytest.raises(AcquireTimeout, match="no quota left"):
-            await pool.acquire("t", timeout_s=0.2)
+            await pool.acquire("t", timeout_s=0.05)
+        first.cancel()
 
 
 async def test_a_waiter_that_gave_up_does_not_take_the_next_slot(make_pool):
@@ -84,7 +90,7 @@ async def test_a_waiter_that_gave_up_does_not_take_the_next_slot(make_pool):
         held = await pool.acquire("holder")
         quitter = asyncio.create_task(pool.acquire("quitter"))
         stayer = asyncio.create_task(pool.acquire("stayer"))
-        await asyncio.sleep(0.01)
+        await eventually(lambda: pool.status().waiting == 2)
         quitter.cancel()
         await held.release()
         assert (await asyncio.wait_for(stayer, 5)).task_id == "stayer"
@@ -201,7 +207,7 @@ async def test_closing_tells_those_who_wait(make_pool):
     async with make_pool(FakePlace(slots=1)) as pool:
         await pool.acquire("holder")
         waiter = asyncio.create_task(pool.acquire("waiter"))
-        await asyncio.sleep(0.01)
+        await eventually(lambda: pool.status().waiting == 1)
         await pool.close()
         with pytest.raises(PoolClosed):
             await waiter

@@ -8,7 +8,7 @@ import pytest
 
 from sandbox_pool import IsolationUnavailable, PoolConfig, SandboxLost, SandboxSpec, SlotPool, StaleLease
 from sandbox_pool.journal.journal import Journal
-from support.pool_wait import eventually
+from support.pool_wait import eventually, started
 
 
 @pytest.fixture
@@ -51,8 +51,7 @@ async def test_the_example_of_the_documentation(config, tmp_path):
 async def test_a_killed_server_is_sandbox_lost_and_replaced(config):
     async with SlotPool.from_config(config()) as pool:
         lease = await pool.acquire("t")
-        running = asyncio.create_task(lease.exec("sleep 60"))
-        await asyncio.sleep(0.1)
+        running = await started(lease, "sleep 60")
         os.kill(lease.host_info.pid, signal.SIGKILL)
         with pytest.raises(SandboxLost):
             await running

@@ -9,6 +9,7 @@ import pytest
 
 from sandbox_pool import PoolConfig, SandboxFileError, SandboxSpec, SlotPool
 from sandbox_pool.pool import sync
+from support.pool_wait import eventually
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ async def test_a_task_cancelled_in_another_loop_gives_its_slot_back(config):
         def other_loop():
             async def wait_and_give_up():
                 task = asyncio.create_task(pool.acquire("waiter"))
-                await asyncio.sleep(0.05)
+                await eventually(lambda: pool.status().waiting == 1)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from support.pool_leftovers import cgroup_name, leftovers
+from support.pool_wait import eventually
 
 SPEC = SandboxSpec()
 
@@ -51,6 +52,7 @@ async def test_the_same_name_again_is_the_same_host_for_any_process(make_provide
     another = make_provider()
     assert (await another.start("h1", SPEC)) == first
     await another.stop("h1")
+    await provider.stop("h1")
     assert await provider.list() == []
 
 
@@ -100,6 +102,27 @@ async def test_the_server_sees_nothing_of_the_clients_environment(make_provider,
     await provider.stop("h1")
 
 
+async def test_a_python_that_needs_its_libraries_named_can_run_the_server_and_slots_see_nothing_of_it(
+    make_provider, monkeypatch, tmp_path
+):
+    """As the Pythons of HPC modules do."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+[ "$LD_LIBRARY_PATH" = /opt/module/lib ] || {{ echo "libpython3.so: cannot open shared object file" >&2; exit 127; }}
+exec {sys.executable} "$@"
+""")
+    python.chmod(0o755)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/module/lib")
+    provider = make_provider({"python": str(python)})
+    host = await provider.start("h1", SPEC)
+    client = await HostClient.connect(host.address, host.token)
+    sandbox = await client.lease(0, task_id="t", spec=SPEC)
+    result = await sandbox.exec("env; cat /proc/1/environ")
+    await client.close()
+    await provider.stop("h1")
+    assert "LD_LIBRARY_PATH" not in result.output
+
+
 async def test_signals_that_the_client_ignores_are_not_ignored_in_slots(make_provider):
     """A shell has what it starts with `&` ignore interrupts, and whoever ignores one passes that on."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -117,9 +140,10 @@ async def test_signals_that_the_client_ignores_are_not_ignored_in_slots(make_pro
 
 
 async def test_isolation_that_cannot_be_had_is_its_own_error(make_provider):
+    provider = make_provider({"level": "plain"}, min_isolation="namespaces")
     with pytest.raises(IsolationUnavailable, match="namespaces"):
-        await make_provider({"level": "plain"}, min_isolation="namespaces").start("h1", SPEC)
-    await make_provider().stop("h1")
+        await provider.start("h1", SPEC)
+    await provider.stop("h1")
 
 
 async def test_a_server_that_cannot_start_says_why(make_provider, tmp_path):
@@ -163,7 +187,7 @@ async def test_something_that_cannot_be_removed_is_an_error_and_not_silence(make
     provider = make_provider()
     stray = tmp_path / "s" / f"hermes-rl-{os.getuid()}" / "stray"
     stray.mkdir(parents=True)
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr("sandbox_pool.providers.local.remove_tree", lambda path: [f"{path}: busy"])
     with pytest.raises(Exception, match="could not be removed"):
         await provider.stop("stray")
 
@@ -180,10 +204,10 @@ async def test_remains_that_the_clean_up_reports_keep_the_host_on_record(make_pr
     assert await provider.list() == []
 
 
-async def test_a_host_whose_owner_is_cancelled_while_it_starts_is_stopped_by_name(make_provider):
+async def test_a_host_whose_owner_is_cancelled_while_it_starts_is_stopped_by_name(make_provider, tmp_path):
     provider = make_provider()
     task = asyncio.create_task(provider.start("h1", SPEC))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: list(tmp_path.glob("s/*/h1/server.log")))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

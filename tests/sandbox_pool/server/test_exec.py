@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -111,12 +110,10 @@ async def test_reopening_stderr_keeps_what_was_printed(sandbox: Sandbox) -> None
 
 
 async def test_a_child_that_holds_stdout_does_not_delay_the_result(sandbox: Sandbox) -> None:
-    started = time.monotonic()
-    result = await sandbox.exec("sleep 30 & setsid sleep 31 & echo started")
-    assert result.output == "started\n"
-    assert time.monotonic() - started < 10
-    await becomes_alive(sandbox, "30")
-    await becomes_alive(sandbox, "31")
+    result = await sandbox.exec("sleep 630 & setsid sleep 631 & echo started", timeout_s=60)
+    assert (result.output, result.timed_out) == ("started\n", False)
+    await becomes_alive(sandbox, "630")
+    await becomes_alive(sandbox, "631")
 
 
 async def test_a_compound_background_command_returns(sandbox: Sandbox) -> None:
@@ -126,18 +123,14 @@ async def test_a_compound_background_command_returns(sandbox: Sandbox) -> None:
 
 async def test_background_output_does_not_block_the_process(sandbox: Sandbox) -> None:
     await sandbox.exec("(head -c 2000000 /dev/zero; touch written) & ")
-    for _ in range(100):
-        if await sandbox.stat("written"):
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("the process was blocked by its unread output")
+    await eventually_prints(sandbox, "ls written", "written\n")
 
 
 async def test_timeout_kills_the_whole_tree_and_nothing_else(sandbox: Sandbox) -> None:
     await sandbox.exec("sleep 40 &")
     await becomes_alive(sandbox, "40")
     command = "echo before; (setsid sleep 41 &); (env -i setsid bash -c 'sleep 41 & sleep 41' &) ; sleep 41"
-    result = await sandbox.exec(command, timeout_s=0.5)
+    result = await sandbox.exec(command, timeout_s=3)
     assert (result.exit_code, result.timed_out, result.output) == (124, True, "before\n")
     assert await alive(sandbox, "41") == 0
     assert await alive(sandbox, "40") == 1
@@ -165,10 +158,9 @@ async def test_signal_that_ended_the_shell_is_reported(sandbox: Sandbox) -> None
 
 
 async def test_commands_run_side_by_side_in_one_slot(sandbox: Sandbox) -> None:
-    slow = [asyncio.create_task(sandbox.exec(f"read -t 20 < <(sleep 1); echo {i}")) for i in range(8)]
-    started = time.monotonic()
-    assert [(await call).output for call in slow] == [f"{i}\n" for i in range(8)]
-    assert time.monotonic() - started < 7
+    meet = "touch here.{0}; until [ $(ls here.* | wc -l) = 8 ]; do sleep 0.05; done; echo {0}"
+    calls = [sandbox.exec(meet.format(number), timeout_s=60) for number in range(8)]
+    assert [result.output for result in await asyncio.gather(*calls)] == [f"{number}\n" for number in range(8)]
 
 
 async def test_output_beyond_the_cap_keeps_head_and_tail_and_the_whole_log(sandbox: Sandbox) -> None:
@@ -187,7 +179,7 @@ async def test_output_at_the_cap_is_whole(sandbox: Sandbox) -> None:
     assert (result.output, result.truncation) == ("é" * 500, None)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=300), cap=st.integers(1, 60))
 async def test_any_bytes_are_decoded_and_counted_as_python_does(server: Server, data: bytes, cap: int) -> None:
     text = data.decode("utf-8", "replace")

@@ -79,11 +79,12 @@ async def test_a_failed_write_leaves_the_old_content(server: Server) -> None:
         (lambda s: s.write_file("/etc/passwd/x", b""), errno.ENOTDIR),
         (lambda s: s.list_dir("missing"), errno.ENOENT),
         (lambda s: s.remove("missing"), errno.ENOENT),
-        (lambda s: s.remove("/etc"), errno.ENOTEMPTY),
+        (lambda s: s.remove("full"), errno.ENOTEMPTY),
         (lambda s: s.download("missing", "/nonexistent/x"), errno.ENOENT),
     ],
 )
 async def test_a_refused_call_says_why(sandbox: Sandbox, call: object, code: int) -> None:
+    await sandbox.exec("mkdir -p full/folder")
     with pytest.raises(SandboxFileError) as raised:
         await call(sandbox)  # type: ignore[operator]
     assert raised.value.errno == code

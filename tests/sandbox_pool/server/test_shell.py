@@ -42,7 +42,7 @@ def interesting(env: dict[str, str]) -> bool:
     return not any(name in RESERVED or name.startswith(("BASH", "LC_", "COMP", "HIST")) for name in env)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(env=st.dictionaries(NAMES, VALUES, max_size=5).filter(interesting))
 def test_a_saved_state_gives_the_environment_back(env: dict[str, str]) -> None:
     state = saved_by_bash(env)
@@ -53,13 +53,13 @@ def test_a_saved_state_gives_the_environment_back(env: dict[str, str]) -> None:
     assert set(env) <= set(rest) or offset < len(state)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(env=st.dictionaries(NAMES, st.text("abcXYZ019 /.-=:$`\"\\'~*", max_size=20), max_size=5).filter(interesting))
 def test_the_first_state_is_predicted(env: dict[str, str]) -> None:
     assert shell.state_of({**env, "LC_CTYPE": "C.UTF-8"}) == saved_by_bash(env)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(text=VALUES)
 def test_any_text_is_one_word(text: str) -> None:
     command = ["/bin/bash", "-c", f"printf %s {shell.quote(text)}"]

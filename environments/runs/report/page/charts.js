@@ -114,7 +114,7 @@ function drawTiles(shown, summary, isAll) {
   replace(byId("tiles"),
     tile("Mean score", scores.length ? fixed(sum(scores) / scores.length) : "–", error + scores.length + " scored"),
     tile("Solved", scores.length ? percent(shown.filter((r) => r.solved).length / scores.length) : "–", "full verifier score"),
-    tile("Lost to infrastructure", String(lost), isAll ? "worth " + fixed(all.losses.points, 1) + " points" : "not in the mean"),
+    tile("Lost, not scored", String(lost), isAll ? "worth " + fixed(all.losses.points, 1) + " points" : "not in the mean"),
     tile("Calls that ran well", calls ? percent(ok / calls) : "–", whole(calls) + " calls"),
     tile("Sampled tokens", whole(sum(shown.map((r) => r.tokens))), whole(sum(shown.map((r) => r.turns))) + " turns"),
     tile("Time in rollouts", seconds(sum(shown.map((r) => r.time[4]))), shown.length ? seconds(sum(shown.map((r) => r.time[4])) / shown.length) + " each" : ""));

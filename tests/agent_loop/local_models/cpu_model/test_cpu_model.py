@@ -77,6 +77,24 @@ async def test_the_model_confirms_its_rollouts_and_contradicts_faults():
         await check_faults(model, records)
 
 
+@pytest.mark.timeout(600)
+async def test_the_logprobs_are_the_models_own_at_every_temperature():
+    async with one_slot(f16=True) as model:
+        for temperature in (0.5, 2.0):
+            records = await chatty_rollouts(model, 2, temperature=temperature)
+            assert_sound(records)
+            assert {call.temperature for _, record in records for call in record.sampled_calls} == {temperature}
+            assert (await confirm_on(model, records, 8)).violation is None
+            scaled = [(line, corrupted(record, scale_logprobs)) for line, record in records]
+            assert (await confirm_on(model, scaled, 8)).violation is not None
+
+
+def scale_logprobs(record: RolloutRecord) -> None:
+    """As if they were another temperature's."""
+    for segment in record.segments:
+        segment.logprobs = [p if p == 1.0 else p * 0.7 for p in segment.logprobs]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_the_model_confirms_50_rollouts_of_the_loop_at_300_positions_within_two_hundredths():

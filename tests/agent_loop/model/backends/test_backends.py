@@ -15,7 +15,7 @@ from agent_loop.local_models.standin.sampler import logprobs_of
 from agent_loop.model.backends import BACKENDS, LlamaCppBackend, Scorer, SGLangBackend, VllmBackend, connect
 from agent_loop.model.backends.llamacpp import align
 from agent_loop.model.backends.vllm import VllmGenerateBackend, VllmScaleOutBackend
-from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable, Sampling
+from agent_loop.model.contract import ContextTooLong, ModelRefused, ModelUnavailable, Sampling, WeightsSpan
 
 PROMPT = [1, 300, 301, 2]
 
@@ -174,28 +174,77 @@ async def test_nothing_that_changes_the_distribution_is_left_to_the_servers_defa
     server = await serve({})
     for backend in (VllmBackend(server.url), SGLangBackend(server.url), LlamaCppBackend(server.url)):
         with pytest.raises(ModelRefused):
-            await backend.generate(PROMPT, Sampling(temperature=0.7, seed=5, stop=("x",), extra_body={"min_p": 0.1}))
+            await backend.generate(PROMPT, Sampling(temperature=1.0, stop=("x",), extra_body={"min_p": 0.1}))
         await backend.close()
     bodies = [body for path, body in server.asked if path != "/v1/models"]
     flat = [body | body.get("sampling_params", {}) for body in bodies]
     for body in flat:
-        assert (body["temperature"], body["top_p"], body["min_p"]) == (0.7, 1.0, 0.1)
+        assert (body["temperature"], body["top_p"], body["min_p"]) == (1.0, 1.0, 0.1)
         assert body["top_k"] in (-1, 0)
         assert body["stop"] == ["x"]
-        assert 5 in (body.get("seed"), body.get("sampling_seed"))
+        assert (body["presence_penalty"], body["frequency_penalty"]) == (0.0, 0.0)
+        assert 1.0 in (body.get("repetition_penalty"), body.get("repeat_penalty"))
 
 
-async def test_weight_versions_are_kept(serve):
-    row = {"token_id": 7, "logprob": -0.5}
+async def test_a_seed_is_sent(serve):
+    server = await serve({"enable_deterministic_inference": True})
+    for backend in (VllmBackend(server.url), SGLangBackend(server.url), LlamaCppBackend(server.url)):
+        with pytest.raises(ModelRefused):
+            await backend.generate(PROMPT, Sampling(seed=5))
+        await backend.close()
+    bodies = [body | body.get("sampling_params", {}) for _, body in server.asked if body]
+    assert [body.get("seed", body.get("sampling_seed")) for body in bodies] == [5, 5, 5]
+
+
+async def test_probabilities_of_llamacpps_sampler_are_refused(serve):
+    entry = {"id": 7, "prob": 0.5, "top_probs": []}
+    server = await serve({"tokens": [7], "stop_type": "eos", "completion_probabilities": [entry]})
+    backend = LlamaCppBackend(server.url)
+    with pytest.raises(ModelRefused, match="post_sampling_probs"):
+        await backend.generate(PROMPT, Sampling(extra_body={"post_sampling_probs": True}))
+    await backend.close()
+
+
+def scale_out_answer(weight_versions: Any) -> dict[str, Any]:
+    """As vLLM 0.32 answers (entrypoints/scale_out/token_in_token_out/protocol.py)."""
+    rows = [{"token_id": token, "logprob": -0.5, "rank": 1, "top_logprobs": []} for token in (7, 8, 9)]
     choice = {
-        "token_ids": [7],
-        "logprobs": {"content": [row]},
+        "index": 0,
+        "token_ids": [7, 8, 9],
+        "logprobs": {"content": rows},
         "finish_reason": "stop",
-        "weight_versions": ["3", "3", "4"],
+        "stop_reason": None,
+        "weight_versions": weight_versions,
     }
-    server = await serve({"choices": [choice]})
+    return {"request_id": "r", "choices": [choice], "prompt_logprobs": None}
+
+
+async def test_weights_are_kept_for_each_range_of_tokens(serve):
+    spans = [{"version": "step-3", "start": 0, "end": 2}, {"version": "step-4", "start": 2, "end": 3}]
+    server = await serve(scale_out_answer(spans))
     backend = VllmScaleOutBackend(server.url)
-    assert (await backend.generate(PROMPT, Sampling())).weights_version == "3,4"
+    generation = await backend.generate(PROMPT, Sampling())
+    assert generation.weights_spans == (WeightsSpan("step-3", 0, 2), WeightsSpan("step-4", 2, 3))
+    assert generation.weights_version == "step-3"
+    server.answer = scale_out_answer(None)
+    assert (await backend.generate(PROMPT, Sampling())).weights_version is None
+    await backend.close()
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        ["3", "3", "4"],
+        [{"version": "3"}],
+        [{"version": "3", "start": 0, "end": 2}],
+        [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 1, "end": 3}],
+    ],
+)
+async def test_weights_that_are_not_those_of_the_tokens_are_refused(serve, spans):
+    server = await serve(scale_out_answer(spans))
+    backend = VllmScaleOutBackend(server.url)
+    with pytest.raises(ModelRefused):
+        await backend.generate(PROMPT, Sampling())
     await backend.close()
 
 

@@ -34,7 +34,7 @@ def test_a_huge_change_is_summed_up_and_a_long_diff_is_cut():
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch(1)")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example(list("aaababaab"), list("aaabbaabbaab"))
 @given(
     st.lists(st.sampled_from("abc"), min_size=1, max_size=30), st.lists(st.sampled_from("abc"), min_size=1, max_size=30)

@@ -218,3 +218,55 @@ async def test_results_are_one_json_object_and_nothing_after_it(tools):
         await tools(name, **arguments)
         json.JSONDecoder().raw_decode(tools.outcome.text)
         assert json.JSONDecoder().raw_decode(tools.outcome.text)[1] == len(tools.outcome.text)
+
+
+class TestWhatTheModelKnows:
+    async def test_a_page_fits_its_budget_with_escapes_and_nothing_is_lost_on_the_way_through(self, tools):
+        lines = [f'{n} "quoted" \\ \t and \x01 more' * 8 for n in range(3000)]
+        await tools.sandbox.write_file("big.txt", "".join(f"{line}\n" for line in lines))
+        seen, offset = [], 1
+        while offset:
+            outcome = await tools.runtime.checked_call(
+                "read_file", {"path": "big.txt", "offset": offset, "limit": 2000}
+            )
+            assert len(outcome.text) <= 100_000
+            page = json.loads(outcome.text)
+            seen += [row.partition("|")[2] for row in page["content"].split("\n")]
+            offset = page.get("next_offset")
+        assert seen == lines
+
+    async def test_the_same_page_again_and_again_is_told_only_when_nothing_else_ran(self, tools):
+        await tools.sandbox.write_file("a.txt", b"a\n")
+        for other in ("terminal", "search_files"):
+            for _ in range(4):
+                assert "_warning" not in await tools("read_file", path="a.txt")
+                await tools(other, **({"command": "true"} if other == "terminal" else {"pattern": "a"}))
+        results = [await tools("read_file", path="a.txt") for _ in range(3)]
+        assert ["_warning" in result for result in results] == [False, False, True]
+        assert "3 times in a row" in results[2]["_warning"]
+
+    @pytest.mark.parametrize("tool", ["write_file", "patch"])
+    async def test_a_file_that_changed_since_it_was_read_is_told(self, tools, tool):
+        async def edit(n):
+            if tool == "write_file":
+                return await tools("write_file", path="a.txt", content=f"mine {n}\n")
+            return await tools("patch", path="a.txt", old_string="line", new_string=f"line{n} line")
+
+        await tools.sandbox.write_file("a.txt", b"a line\n")
+        await tools("read_file", path="a.txt")
+        assert "_warning" not in await edit(1)
+        await tools.sandbox.write_file("a.txt", b"another line\n")
+        assert "had changed since you last read" in (await edit(2))["_warning"]
+        assert "_warning" not in await tools("write_file", path="a.txt", content="b")
+
+    async def test_a_file_that_was_never_read_is_written_without_a_warning(self, tools):
+        await tools.sandbox.write_file("a.txt", b"a\n")
+        assert "_warning" not in await tools("write_file", path="a.txt", content="b\n")
+
+    async def test_lint_says_whether_the_error_is_new(self, tools):
+        assert "note" not in (await tools("write_file", path="a.py", content="x = (\n"))["lint"]
+        worse = await tools("patch", path="a.py", old_string="x", new_string="y")
+        (found,) = worse["lint"].values()
+        assert "before this change too" in found["note"]
+        assert (await tools("write_file", path="a.py", content="x = 1\n"))["lint"]["status"] == "ok"
+        assert "lint" not in await tools("write_file", path="a.py", content="x = 2\n")

@@ -129,3 +129,70 @@ def test_reindenting_keeps_blank_lines_blank():
 
 def test_reindenting_from_spaces_to_tabs():
     assert reindent(["  a", "  b"], ["  a"], ["\ta"]) == ["\ta", "\tb"]
+
+
+def test_equal_lines_are_no_trap():
+    """A block that almost matches everywhere must cost the sum of the lengths, not their product: that took hours."""
+    with pytest.raises(ToolFailure):
+        replace_text("a\n" * 150_000, "a\n" * 75_000 + "b\n", "c")
+
+
+@given(
+    keys=st.lists(st.sampled_from("ab"), max_size=30), wanted=st.lists(st.sampled_from("ab"), min_size=1, max_size=5)
+)
+def test_blocks_are_found_where_a_plain_search_finds_them(keys, wanted):
+    plain, at = [], 0
+    while at + len(wanted) <= len(keys):
+        if keys[at : at + len(wanted)] == wanted:
+            plain.append(at)
+            at += len(wanted)
+        else:
+            at += 1
+    assert list(find_blocks(keys, wanted).starts) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "way"),
+    [
+        ("x = f( a,   b ) + 1\n", "f( a, b )", "whitespace inside a line"),
+        ("print(\u201chi\u201d, end)\n", 'print("hi"', "punctuation inside a line"),
+        ("we wait \u2014 and see, then go\n", "wait -- and see", "dashes inside a line"),
+        ("we wait \u2013 and see, then go\n", "wait - and see", "punctuation inside a line"),
+        ("a\u00a0 b c d\n", "a b c", "punctuation inside a line"),
+        ("first(a,  b,\nsecond) end\n", "(a, b,\nsecond)", "whitespace inside a line"),
+    ],
+)
+def test_a_piece_inside_a_line_is_found_with_blanks_and_typography_tolerated(text, old, way):
+    done = replace_text(text, old, "NEW")
+    assert (done.count, done.way) == (1, way)
+    head, tail = done.text.split("NEW")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert done.text.count("\n") == text.count("\n") - old.count("\n")
+
+
+def test_an_em_dash_is_two_hyphens_only_where_one_does_not_fit():
+    assert replace_text("a \u2014 b\n", "a - b", "c").way == "punctuation"
+    assert replace_text("a \u2014 b\n", "a -- b", "c").way == "dashes"
+
+
+def test_a_piece_that_fits_twice_inside_lines_is_refused_unless_all_are_meant():
+    text = "f(a,  b); f(a,   b)\n"
+    with pytest.raises(ToolFailure, match="2 times"):
+        replace_text(text, "f(a, b)", "g")
+    assert replace_text(text, "f(a, b)", "g", replace_all=True).text == "g; g\n"
+
+
+@given(
+    text=st.text(alphabet="a \t\n\u2014\u201c\u00a0-", max_size=30),
+    old=st.text(alphabet='a \n-"', min_size=1, max_size=6),
+)
+def test_what_is_outside_of_the_match_is_never_touched(text, old):
+    try:
+        done = replace_text(text, old, "N")
+    except ToolFailure:
+        return
+    assert done.count == 1
+    head, _, tail = done.text.partition("N")
+    assert text.startswith(head)
+    assert text.endswith(tail)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_loop.tools.files.syntax import MAX_CHARS, syntax_error
+from agent_loop.tools.files.syntax import MAX_CHARS, lint, syntax_error
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,21 @@ def test_good_text_unknown_formats_and_large_files_are_not_complained_about(path
 @pytest.mark.parametrize("suffix", [".py", ".json", ".yaml", ".toml"])
 def test_text_made_to_break_parsers_does_not(text, suffix):
     syntax_error(f"a{suffix}", text)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [("a.yaml", "[" * 63_000), ("a.yaml", '["]",' * 12_000), ("a.yml", "{" * 63_000), ("a.toml", "a." * 3_900 + "b=1")],
+)
+def test_what_would_take_seconds_is_not_checked(path, text):
+    assert syntax_error(path, text) is None
+
+
+def test_lint_compares_before_and_after():
+    good, bad = "x = 1\n", "x = (\n"
+    assert lint("a.py", good, good) is None
+    assert lint("a.py", None, good) is None
+    assert lint("a.py", good, bad)["status"] == "error"
+    assert "note" not in lint("a.py", good, bad)
+    assert "before this change too" in lint("a.py", bad, bad)["note"]
+    assert lint("a.py", bad, good) == {"status": "ok", "output": "The syntax error that the file had is gone."}

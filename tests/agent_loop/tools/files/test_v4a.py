@@ -119,7 +119,9 @@ def test_markers_may_be_missing_and_what_follows_the_end_is_ignored(wrapping):
         ("hello", "line 1: expected"),
         ("*** Update File:", "line 1: a path is missing"),
         ("*** Update File: a", "changes nothing"),
-        ("*** Update File: a\n x\n?y", "line 3: a line of a hunk begins with"),
+        ("*** Update File: a\n x\n*** Frobnicate", "line 3: a line of a hunk begins with"),
+        ("*** Move File: a", "line 1: write '\\*\\*\\* Move File: OLD -> NEW'"),
+        ("*** Move File: a -> ", "line 1: write '\\*\\*\\* Move File: OLD -> NEW'"),
         ("*** Add File: a\nno plus", "line 2: every line of an added file"),
         ("*** Delete File: a\n-x", "line 2: a Delete File section has no lines"),
     ],
@@ -167,3 +169,29 @@ def test_a_patch_that_replaces_everything_does(old, new):
 def test_reading_garbage_gives_changes_or_a_tool_failure(text):
     with contextlib.suppress(ToolFailure):
         assert parse_patch(text)
+
+
+def test_a_file_is_moved_by_a_section_of_its_own():
+    assert patched("*** Move File: a -> dir/b", {"a": "x\n"}) == {"a": None, "dir/b": "x\n"}
+
+
+def test_a_moved_file_may_be_changed_in_the_same_section():
+    assert patched("*** Move File: a -> b\n-x\n+y", {"a": "x\n"}) == {"a": None, "b": "y\n"}
+
+
+def test_markers_without_the_space_are_read():
+    changes = parse_patch("***Begin Patch\n***Update File: a\n***Move to: b\n-x\n+y\n***End of File\n***End Patch\nz")
+    assert apply_changes(changes, {"a": "x\nx\n", "b": None}) == {"a": None, "b": "x\ny\n"}
+
+
+def test_context_without_its_leading_space_is_read_as_context_and_that_is_noted():
+    text = "import os\n\ndef f():\n    a = 1\n"
+    changes = parse_patch("*** Begin Patch\n*** Update File: a\ndef f():\n-    a = 1\n+    a = 2\n*** End Patch")
+    assert apply_changes(changes, {"a": text}) == {"a": text.replace("1", "2")}
+    assert changes[0].notes == ["patch line 3 has no ' ', '+' or '-' before it: read as context"]
+
+
+def test_a_hunk_that_was_not_found_exactly_is_noted():
+    changes = parse_patch('*** Update File: a\n-say("hi") -- now\n+bye')
+    assert apply_changes(changes, {"a": "say(\u201chi\u201d) \u2014 now\n"}) == {"a": "bye\n"}
+    assert changes[0].notes == ["the hunk at patch line 2 was found by ignoring differences in dashes"]

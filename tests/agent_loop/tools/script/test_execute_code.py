@@ -132,15 +132,14 @@ if __name__ == "__main__":
 
 async def test_threads_call_at_the_same_time(tools):
     output = await tools.script("""
-import threading, time
 from concurrent.futures import ThreadPoolExecutor
 from hermes_tools import terminal
-began = time.monotonic()
+meet = "touch here.{0}; until [ $(ls here.* | wc -l) = 8 ]; do sleep 0.05; done; echo {0}"
 with ThreadPoolExecutor(8) as pool:
-    results = list(pool.map(lambda n: terminal(f"sleep 0.5; echo {n}")["output"].strip(), range(8)))
-print(results == [str(n) for n in range(8)], time.monotonic() - began < 3.5)
+    results = list(pool.map(lambda n: terminal(meet.format(n))["output"].strip(), range(8)))
+print(results == [str(n) for n in range(8)])
 """)
-    assert output == "True True\n"
+    assert output == "True\n"
     assert len(tools.outcome.nested) == 8
 
 
@@ -180,7 +179,7 @@ print(len(whole["content"]), all(r["content"] == whole["content"] for r in again
 print(len(search_files("é", limit=60)["matches"]))
 """)
     size, same, found = output.split()
-    assert (int(size) > 90_000, same, found) == (True, "True", "60")
+    assert (int(size) > 80_000, same, found) == (True, "True", "60")
 
 
 async def test_background_parameters_do_not_exist_in_scripts(tools):
@@ -234,7 +233,7 @@ async def test_what_is_no_script_is_not_run(tools, code):
 async def test_cancelling_leaves_nothing_running(tools):
     code = "from hermes_tools import terminal\nterminal('sleep 64')"
     call = asyncio.create_task(tools("execute_code", code=code))
-    await asyncio.sleep(1.5)
+    await tools.started("sleep 64")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -298,7 +297,7 @@ class TestNoTools:
 class TestLimits:
     @pytest.fixture
     def config(self):
-        return ToolConfig(script=ScriptLimits(timeout_s=1.5, max_calls=3, stdout_bytes=1000, stderr_bytes=500))
+        return ToolConfig(script=ScriptLimits(timeout_s=5.0, stdout_bytes=1000, stderr_bytes=500))
 
     async def test_at_the_time_limit_everything_of_the_script_is_killed(self, tools):
         result = await tools(
@@ -311,7 +310,7 @@ subprocess.run(["sleep", "66"])
 """,
         )
         assert result["status"] == "timeout"
-        assert "1.5 s" in result["error"]
+        assert "5 s" in result["error"]
         assert result["output"].startswith("up\n")
         assert tools.outcome.status is ToolStatus.TIMEOUT
         assert await tools.gone("sleep 6[56]")
@@ -321,6 +320,12 @@ subprocess.run(["sleep", "66"])
         result = await tools("execute_code", code="from hermes_tools import terminal\nterminal('sleep 67')")
         assert result["status"] == "timeout"
         assert await tools.gone("sleep 67")
+
+
+class TestCallLimit:
+    @pytest.fixture
+    def config(self):
+        return ToolConfig(script=ScriptLimits(max_calls=3))
 
     async def test_calls_beyond_the_limit_are_refused(self, tools):
         output = await tools.script("""
@@ -394,3 +399,43 @@ class TestLostSandbox:
         with pytest.raises(SandboxLost):
             await asyncio.wait_for(tools("execute_code", code=code), 30)
         assert await leftovers(tools) == ""
+
+
+class TestNothingIsLeft:
+    async def test_a_directory_change_in_a_script_holds_for_shell_scripts_and_files_alike(self, tools):
+        await tools.script("from hermes_tools import terminal\nterminal('mkdir -p deep && cd deep')")
+        await tools("write_file", path="a.txt", content="x")
+        assert (await tools("terminal", command="pwd; ls"))["output"].endswith("/deep\na.txt\n")
+        assert await tools.script("import os; print(os.listdir())") == "['a.txt']\n"
+
+    @pytest.mark.parametrize("end", ["", "import os; os._exit(3)", "raise ValueError", "import sys; sys.exit(2)"])
+    async def test_children_of_a_script_end_with_it_however_it_ends(self, tools, end):
+        await tools(
+            "execute_code",
+            code="import subprocess\n"
+            "subprocess.Popen(['sleep', '611'])\n"
+            "subprocess.Popen(['setsid', 'sleep', '612'])\n"
+            "subprocess.run('( setsid sleep 613 & ) &', shell=True)\n" + end,
+        )
+        assert await tools.running("sleep 61[123]") == ""
+
+    async def test_the_exit_code_and_the_signal_are_the_scripts_own(self, tools):
+        assert "exit code 3" in (await tools("execute_code", code="import os; os._exit(3)"))["error"]
+        killed = await tools("execute_code", code="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert (killed["status"], "SIGKILL" in killed["error"]) == ("interrupted", True)
+
+    async def test_a_background_process_that_a_script_started_by_terminal_stays(self, tools):
+        started = await tools("terminal", command="sleep 614", background=True)
+        await tools.script("print(1)")
+        assert (await tools("process", action="poll", session_id=started["session_id"]))["status"] == "running"
+
+    async def test_imports_leave_no_bytecode(self, tools):
+        await tools.sandbox.write_file("mod.py", b"")
+        await tools.script("import mod, subprocess, sys; subprocess.run([sys.executable, '-c', 'import mod'])")
+        assert await tools.sh("find . -name __pycache__") == ""
+
+    async def test_a_deleted_session_folder_is_told(self, tools):
+        await tools("terminal", command='mkdir gone && cd gone && rmdir "$PWD"')
+        result = await tools("execute_code", code="print(1)")
+        assert (result["status"], "/gone cannot be used" in result["error"]) == ("error", True)
+        assert await tools.script("print(1)") == "1\n"

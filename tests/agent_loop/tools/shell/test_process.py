@@ -7,6 +7,7 @@ import pytest
 
 from agent_loop.tools import SandboxTools
 from agent_loop.turn.tool_call import ToolStatus
+from support.pool_wait import eventually
 from support.tools_calls import Tools
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,12 +23,12 @@ async def start(tools, command, **more):
 
 async def until(tools, session_id, text):
     """Poll until the output has the text."""
-    for _ in range(200):
+
+    async def has_it():
         state = await tools("process", action="poll", session_id=session_id)
-        if text in state["output_preview"]:
-            return state
-        await asyncio.sleep(0.02)
-    raise AssertionError(state)
+        return state if text in state["output_preview"] else None
+
+    return await eventually(has_it)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ async def test_wait_returns_when_the_process_ends_not_later(tools):
 
 async def test_wait_gives_up_at_its_timeout_with_what_there_is(tools):
     session_id = await start(tools, "echo partial; sleep 60")
+    await until(tools, session_id, "partial")
     result = await tools("process", action="wait", session_id=session_id, timeout=1)
     assert (result["status"], result["output"]) == ("timeout", "partial\n")
 
@@ -95,7 +97,7 @@ async def test_a_long_log_rolls_and_says_so(tools):
 async def test_kill_ends_the_whole_tree(tools):
     session_id = await start(tools, "sleep 62 & setsid sleep 63 & echo up; wait")
     await until(tools, session_id, "up")
-    assert "sleep 62" in await tools.running("sleep 6[23]")
+    await tools.started("sleep 62", "sleep 63")
     result = await tools("process", action="kill", session_id=session_id)
     assert result["status"] == "killed"
     assert result["exit_code"] not in (0, None)

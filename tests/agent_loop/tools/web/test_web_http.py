@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agent_loop.tools.config import HttpWebConfig
-from agent_loop.tools.web.web_http import HttpWeb, html_to_text
+from agent_loop.tools.web.web_http import HttpWeb, decode_page, html_to_text
 from agent_loop.tools.web.web_tools import WebFault
 
 
@@ -46,6 +46,10 @@ async def server():
     app.router.add_get("/slow", slow)
     app.router.add_get("/image", always(lambda: web.Response(body=b"\x89PNG", content_type="image/png")))
     app.router.add_get("/plain", always(lambda: web.Response(text="plain text")))
+    app.router.add_get("/bare", always(lambda: web.Response(body="<p>café".encode(), content_type="text/html")))
+    app.router.add_get(
+        "/odd", always(lambda: web.Response(body=b"x", headers={"Content-Type": "text/html; charset=x"}))
+    )
     app.router.add_get("/big", always(lambda: web.Response(text="x" * 500_000)))
     app.router.add_get("/bad", always(lambda: web.Response(text="not json")))
     async with TestServer(app, host="127.0.0.1") as running:
@@ -152,3 +156,39 @@ def test_html_keeps_structure_and_drops_scripts():
 @given(st.text(alphabet="<>/!-abpscript&;\"'= \n", max_size=200))
 def test_broken_html_never_raises(html):
     html_to_text(html)
+
+
+async def test_pages_without_a_charset_or_with_one_that_does_not_exist_are_read(server):
+    async with client(server) as http:
+        assert (await http.fetch(str(server.make_url("/bare")))).text == "café"
+        assert (await http.fetch(str(server.make_url("/odd")))).text == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "charset", "text"),
+    [
+        ("café".encode(), None, "café"),
+        ("café".encode("latin-1"), "iso-8859-1", "café"),
+        ("café".encode("cp1252"), None, "café"),
+        ("café".encode("utf-8-sig"), "latin-1", "café"),
+        ("café".encode("utf-16"), None, "café"),
+        (b"caf\xe9", "utf-8", "caf\ufffd"),
+        (b"caf\xe9", "base64", "café"),
+        (b"caf\xe9", "undefined", "café"),
+    ],
+)
+def test_a_page_is_decoded_by_its_mark_its_header_or_as_browsers_do(data, charset, text):
+    assert decode_page(data, charset) == text
+
+
+def test_what_a_page_says_of_itself_counts_where_the_header_is_silent():
+    assert decode_page("café".encode()[:-1], None, cut_off=True) == "caf"
+    page = '<html><head><meta charset="windows-1251"><title>Привет</title>'
+    assert "Привет" in decode_page(page.encode("cp1251"), None)
+    old = '<meta http-equiv="Content-Type" content="text/html; charset=shift_jis"><p>日本'
+    assert "日本" in decode_page(old.encode("shift_jis"), None)
+
+
+@given(data=st.binary(max_size=80), charset=st.none() | st.text(max_size=12))
+def test_decoding_never_raises(data, charset):
+    assert isinstance(decode_page(data, charset), str)

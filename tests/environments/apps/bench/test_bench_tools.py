@@ -18,6 +18,7 @@ def test_the_bench_reports_every_figure_with_its_target(capsys):
         "patch_over_exec": 1.5,
         "nested_over_direct": 2.0,
         "script_with_50_calls_p50": 0.5,
+        "verification_over_exec": 15.0,
     }
     assert all(figure["value"] > 0 for figure in figures.values())
 

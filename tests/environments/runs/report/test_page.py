@@ -128,7 +128,7 @@ def test_a_browser_shows_figures_filters_and_conversations(tmp_path: Path) -> No
     everything = dom(page)
     for words in (
         "Mean score",
-        "Lost to infrastructure",
+        "Lost, not scored",
         "Where the time went",
         "48 rollouts",
         "scripted-sloppy",

@@ -19,7 +19,7 @@ from sandbox_pool.providers.modal import modal_relay
 from sandbox_pool.providers.modal.modal_exec import HIGH_WATER, relay_text
 from sandbox_pool.providers.modal.modal_relay import MAX_BLOCK, Damaged, Packer, Unpacker
 from support.modal_exec_host import QUICK, modal_host
-from support.pool_wait import eventually
+from support.pool_wait import eventually, started
 
 MB = 1 << 20
 TESTS = Path(__file__).parents[3]
@@ -90,8 +90,7 @@ async def test_an_outage_longer_than_the_sdks_own_patience_loses_nothing():
 @pytest.mark.parametrize("reach", ["refuses", "hangs"])
 async def test_a_cut_that_does_not_heal_is_sandbox_lost_in_bounded_time(reach):
     async with modal_host(replace(QUICK, close_s=0.5)) as host, host.lease() as box:
-        pending = asyncio.create_task(box.exec("sleep 60"))
-        await asyncio.sleep(0.1)
+        pending = await started(box, "sleep 60")
         await host.emulator.set_reach(host.sandbox.object_id, reach)
         async with asyncio.timeout(QUICK.silence_s + 10):
             with pytest.raises(SandboxLost, match="the relay sent nothing for 2 s"):
@@ -102,8 +101,7 @@ async def test_a_cut_that_does_not_heal_is_sandbox_lost_in_bounded_time(reach):
 
 async def test_the_end_of_the_sandbox_is_sandbox_lost():
     async with modal_host(replace(QUICK, silence_s=100.0)) as host, host.lease() as box:
-        pending = asyncio.create_task(box.exec("sleep 60"))
-        await asyncio.sleep(0.1)
+        pending = await started(box, "sleep 60")
         await host.emulator.preempt(host.sandbox.object_id)
         async with asyncio.timeout(20):
             with pytest.raises(SandboxLost):
@@ -113,8 +111,7 @@ async def test_the_end_of_the_sandbox_is_sandbox_lost():
 async def test_a_relay_that_is_killed_is_sandbox_lost_and_can_be_dialled_again():
     async with modal_host() as host:
         async with host.lease() as box:
-            pending = asyncio.create_task(box.exec("sleep 60"))
-            await asyncio.sleep(0.1)
+            pending = await started(box, "sleep 60")
             os.kill(host.relays()[0], signal.SIGKILL)
             with pytest.raises(SandboxLost, match="the relay ended with 137"):
                 await pending
@@ -123,8 +120,8 @@ async def test_a_relay_that_is_killed_is_sandbox_lost_and_can_be_dialled_again()
 
 
 async def test_signs_of_life_keep_a_quiet_connection():
-    async with modal_host(replace(QUICK, silence_s=0.8, orphan_s=0.8)) as host, host.lease() as box:
-        assert (await box.exec("sleep 3; echo done")).output == "done\n"
+    async with modal_host(replace(QUICK, silence_s=3.0, orphan_s=3.0)) as host, host.lease() as box:
+        assert (await box.exec("sleep 7; echo done")).output == "done\n"
 
 
 async def test_an_event_loop_that_was_blocked_has_not_lost_its_relay():

@@ -85,7 +85,7 @@ async def test_a_sandbox_that_ends_is_reported_once_with_the_reason(modal, provi
 async def test_a_sandbox_that_modal_forgot_is_reported(modal, provider):
     host = await provider.start("one", SPEC)
     await modal.forget(host.identity)
-    await eventually(lambda: provider.lost, timeout_s=30)
+    await eventually(lambda: provider.lost)
     assert host.identity in provider.lost[0][1]
     await provider.stop("one")
 

@@ -18,7 +18,7 @@ from sandbox_pool.journal.owner import this_process
 from support import pool_program
 from support.cli_verb import run_verb
 from support.modal_place import SPEC, modal_provider, nothing_left
-from support.pool_wait import eventually
+from support.pool_wait import eventually, started
 
 
 async def cancelled_in_flight(modal, provider, name="one"):
@@ -150,8 +150,7 @@ async def test_a_sandbox_that_dies_in_a_rollout_is_lost_and_replaced(modal, make
     async with SlotPool.from_config(make_config(health_interval_s=0.2)) as pool:
         box = await pool.acquire("rollout")
         (sandbox_id,) = modal.alive
-        running = asyncio.create_task(box.exec("sleep 600"))
-        await asyncio.sleep(0.2)
+        running = await started(box, "sleep 600")
         await (modal.set_reach(sandbox_id, fault) if fault == "refuses" else getattr(modal, fault)(sandbox_id))
         with pytest.raises(SandboxLost):
             await running

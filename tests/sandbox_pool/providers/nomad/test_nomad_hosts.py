@@ -96,7 +96,7 @@ async def test_an_allocation_that_is_gone_is_a_lost_host(nomad, make_provider, s
     host = await provider.start("one", SPEC)
     nomad.silent = heard == "by list"
     nomad.change(host.identity, client=status)
-    await eventually(lambda: provider.lost, 10)
+    await eventually(lambda: provider.lost)
     ((name, reason),) = provider.lost
     assert name == "one"
     assert status in reason
@@ -106,7 +106,7 @@ async def test_a_host_told_to_stop_is_lost_before_it_ended(nomad, make_provider)
     provider = make_provider()
     host = await provider.start("one", SPEC)
     nomad.change(host.identity, desired="evict")
-    await eventually(lambda: provider.lost, 10)
+    await eventually(lambda: provider.lost)
     assert "told to evict" in provider.lost[0][1]
 
 
@@ -115,7 +115,7 @@ async def test_a_replacement_is_never_taken_for_the_host(nomad, make_provider):
     await provider.start("one", SPEC)
     (child,) = nomad.children
     await nomad.place(child)
-    await eventually(lambda: provider.lost, 10)
+    await eventually(lambda: provider.lost)
     assert "in the place of" in provider.lost[0][1]
     with pytest.raises(SandboxLost):
         await provider.start("one", SPEC)
@@ -125,7 +125,7 @@ async def test_an_allocation_the_cluster_forgot_is_a_lost_host(nomad, make_provi
     provider = make_provider()
     host = await provider.start("one", SPEC)
     forgotten = nomad.allocations.pop(host.identity)
-    await eventually(lambda: provider.lost, 10)
+    await eventually(lambda: provider.lost)
     nomad.allocations[host.identity] = forgotten
 
 
@@ -134,7 +134,7 @@ async def test_events_are_followed_again_after_the_stream_broke(nomad, make_prov
     host = await provider.start("one", SPEC)
     nomad.cut_streams()
     nomad.change(host.identity, client="lost")
-    await eventually(lambda: provider.lost, 10)
+    await eventually(lambda: provider.lost)
 
 
 async def test_a_host_that_was_stopped_is_not_reported_lost(nomad, make_provider):

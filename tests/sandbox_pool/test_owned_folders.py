@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-from environments.scoring.contexts import make_owned_folder, sweep
 from sandbox_pool.journal.owner import this_process
+from sandbox_pool.owned_folders import make_owned_folder, sweep
 
 MAKE = """
 import sys, time
 from pathlib import Path
-from environments.scoring.contexts import make_owned_folder
+from sandbox_pool.owned_folders import make_owned_folder
 folder = make_owned_folder("x-", Path(sys.argv[1]))
 (folder / "data").write_text("left")
 print(folder, flush=True)

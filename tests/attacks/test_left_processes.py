@@ -1,0 +1,82 @@
+"""What an agent started does not outlive its host, also when server, helper and client are killed at once."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+from sandbox_pool import PoolConfig, SandboxSpec
+from sandbox_pool.client.host_client import HostClient
+from sandbox_pool.journal.owner import this_process
+from sandbox_pool.providers.base import ProviderContext, load_provider
+from support.pool_wait import eventually
+
+
+def processes_with(mark):
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def below(pid):
+    """A process and all its descendants, those first that would clean up after the others."""
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [pid, *(each for child in children for each in below(int(child)))]
+    return [pid]
+
+
+@pytest.fixture
+def place():
+    path = Path(tempfile.mkdtemp(prefix="left-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def make(place, level):
+    """A server without cgroups, as an ordinary user has it."""
+    options = {"level": level}
+    if os.getuid() == 0:
+        options |= {"user": "nobody", "python": "/usr/bin/python3"}
+    config = PoolConfig(state_dir=place / "state", scratch_dir=place, slots_per_host=2)
+    return load_provider("local", ProviderContext.of(config, this_process().tag()), options)
+
+
+@pytest.mark.parametrize("level", ["landlock", "plain"])
+@pytest.mark.parametrize("killed", ["server", "server and helper", "all but the agent's"])
+async def test_daemons_of_a_killed_server_are_gone_after_gc(place, level, killed):
+    mark = f"mark-{uuid.uuid4().hex}"
+    provider = make(place, level)
+    host = await provider.start("h1", SandboxSpec())
+    client = await HostClient.connect(host.address, host.token)
+    box = await client.lease(0, task_id="t", spec=SandboxSpec())
+    hidden = "" if killed == "all but the agent's" else f"env -i setsid sleep 900 {mark} & "
+    script = f"cd /; setsid bash -c 'sleep 900 & wait' {mark} & {hidden} exec -a {mark} sleep 900 &"
+    await box.exec(script.replace(f"sleep 900 {mark}", f"bash -c 'sleep 900; :' {mark}"))
+    await eventually(lambda: len(processes_with(mark)) >= (3 if hidden else 2))
+    server = int(host.identity)
+    victims = {
+        "server": [server],
+        "server and helper": below(server)[:2],
+        "all but the agent's": [pid for pid in below(server) if pid not in processes_with(mark)],
+    }[killed]
+    for pid in victims:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    await provider._processes["h1"].wait()
+    await client.close()
+    await make(place, level).stop("h1")
+    await eventually(lambda: processes_with(mark) == [])
+    await provider.stop("h1")
+    assert await asyncio.to_thread(lambda: [path.name for path in place.iterdir()]) in (["state"], [])

@@ -1,0 +1,143 @@
+"""Attacks through the shell's saved state, which a command can write: it is a file in the command's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.server.slots import shell
+from support.slot_server import Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FORGE = "trap '' EXIT; printf '/\\0/\\0' >/proc/self/fd/201; {{ {what}; }} >>/proc/self/fd/201; kill -9 $$"
+"""Leaves a state of the attacker's own: the shell gets no chance to save its."""
+STATES = {
+    "attributes": b"declare -" + b"x" * 200_000,
+    "open quote": b'declare -x A="' + b"a" * 200_000,
+    "escapes": b'declare -x A="' + b"\\\\" * 100_000,
+    "open array": b"declare -ax A=(" + b'[0]="a" ' * 25_000,
+    "arrays": b'declare -ax A=([0]="a")\n' * 8_000,
+    "dollar quotes": b"declare -x A=$'" + b"\\'" * 100_000,
+    "names": b"declare -x " + b"A" * 200_000,
+    "declarations": b'declare -x A="1"\n' * 12_000,
+    "nested": b"declare -ax A=(" + b"$'a" * 60_000,
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+async def test_a_forged_state_does_not_take_more_than_one_pass_to_read(name: str) -> None:
+    """Twice as much to read costs about twice as much time: nothing in the reader is quadratic."""
+
+    def cost(state: bytes) -> float:
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            shell.split_state(state)
+            shell.restore_env(state, state[: len(state) // 4], {"A": "1"})
+            times.append(time.process_time() - began)
+        return min(times)
+
+    whole = STATES[name]
+    assert cost(whole) < 8 * cost(whole[: len(whole) // 4]) + 0.05
+
+
+async def test_a_forged_state_does_not_stall_a_neighbour(server: Server) -> None:
+    async with server.lease() as attacker, server.lease() as neighbour:
+        for what in ("printf 'declare -'; head -c 400000 /dev/zero | tr '\\0' x", "head -c 200000 /dev/zero"):
+            attack = asyncio.create_task(attacker.exec(FORGE.format(what=what), timeout_s=30))
+            while not attack.done():
+                assert (await neighbour.exec("echo here", timeout_s=3)).output == "here\n"
+            assert (await neighbour.exec("echo here", timeout_s=3)).output == "here\n"
+            await attack
+
+
+async def goes_on(sandbox: Sandbox) -> bool:
+    """The slot still runs commands and gives their true outcome."""
+    result = await sandbox.exec("echo $((6*7)); exit 3", timeout_s=20)
+    return result.output.endswith("42\n") and result.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "printf 'declare -x A=\"a\\0b\"\\n'",
+        "head -c 1000000 /dev/zero",
+        "printf 'declare -x A=\"\\377\\376\"\\n'",
+        "printf 'declare -x \\377=\"1\"\\n'",
+        "head -c 300000 /dev/urandom",
+    ],
+)
+async def test_a_forged_state_does_not_lose_the_slot(server: Server, what: str) -> None:
+    async with server.lease() as sandbox:
+        await sandbox.exec(FORGE.format(what=what), timeout_s=20)
+        assert await goes_on(sandbox)
+
+
+async def test_a_folder_name_that_is_not_unicode_does_not_lose_the_slot(server: Server) -> None:
+    async with server.lease() as sandbox:
+        moved = await sandbox.exec('d=$(printf \'a\\377b\'); mkdir "$d" && cd "$d" && echo in > f')
+        assert moved.exit_code == 0
+        assert moved.cwd.endswith("/a\ufffdb")
+        assert (await sandbox.exec("cat f; pwd | od -An -c | grep -o 377; cd ..")).output == "in\n377\n"
+        assert await goes_on(sandbox)
+        snapshot = await sandbox.snapshot(keep_state=True)
+        async with server.lease(snapshot=snapshot) as fork:
+            assert await goes_on(fork)
+        await server.client.drop_snapshot(snapshot)
+
+
+async def test_a_very_deep_folder_does_not_lose_the_slot(server: Server) -> None:
+    async with server.lease() as sandbox:
+        deep = "for i in $(seq 60); do mkdir $(printf 'd%.0s' {1..200}) && cd d*; done; pwd | wc -c"
+        assert int((await sandbox.exec(deep, timeout_s=30)).output.split()[-1]) > 12_000
+        assert await goes_on(sandbox)
+
+
+async def test_a_huge_variable_does_not_end_later_commands(server: Server) -> None:
+    async with server.lease() as sandbox:
+        await sandbox.exec("export BIG=$(head -c 140000 /dev/zero | tr '\\0' b); export SMALL=1")
+        assert (await sandbox.exec("echo ${#BIG} $SMALL")).output == "140000 1\n", "what bash can hold is held"
+        refused = await sandbox.exec("/bin/true")
+        assert (refused.exit_code, "Argument list too long" in refused.output) == (126, True), "as in any bash"
+        assert (await sandbox.exec("unset BIG; /bin/echo $SMALL")).output == "1\n"
+        assert (await sandbox.exec("/bin/echo $SMALL")).output == "1\n"
+
+
+async def test_a_state_over_the_limit_does_not_vanish_unsaid(server: Server) -> None:
+    async with server.lease() as sandbox:
+        left = await sandbox.exec("mkdir d; cd d; export BIG=$(head -c 300000 /dev/zero | tr '\\0' b)")
+        assert "not kept" in left.output
+        assert (await sandbox.exec("basename $PWD; echo [$BIG]")).output == "d\n[]\n"
+
+
+FAKES = "python3() { echo faked; }; cat() { echo faked; }; alias ls='echo faked'; export PATH=/no BASH_ENV=/tmp/e; cd /"
+
+
+async def test_a_fork_is_not_steered_by_the_shell_it_was_made_from(server: Server) -> None:
+    async with server.lease() as agent:
+        await agent.exec("echo honest > f")
+        await agent.exec(FAKES)
+        assert (await agent.exec("cat")).output == "faked\n"
+        snapshot = await agent.snapshot()
+        async with server.lease(snapshot=snapshot) as check:
+            seen = await check.exec("cat f; ls; python3 -c 'print(1)'; pwd; echo [$BASH_ENV]")
+            assert seen.output == f"honest\nf\n1\n{check.workdir}\n[]\n"
+        await server.client.drop_snapshot(snapshot)
+
+
+async def test_nothing_of_the_agent_runs_after_a_stop(server: Server) -> None:
+    """Its state is code that the next shell runs: none may be started by the stop, nor after it unasked."""
+    async with server.lease() as agent:
+        mark = f"{agent.workdir}/started"
+        await agent.exec("true")
+        await agent.exec(FORGE.format(what=f"echo 'touch {mark}; while :; do :; done'"), timeout_s=20)
+        while await agent.stat(mark) is None:
+            pass  # the shell that waits for the next command runs the state: before the stop it may
+        await agent.stop_processes()
+        await agent.remove(mark)
+        for _ in range(50):
+            assert await agent.stat(mark) is None

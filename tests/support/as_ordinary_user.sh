@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Started by root: runs what differs for an ordinary user as one, in random order, in a clone and a venv of his own.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+user=hermes-rl-tester
+folders=(tests/sandbox_pool tests/conformance tests/attacks tests/faults tests/environments/test_base.py)
+
+[ "$(id -u)" = 0 ] || { echo "make test-user needs root; as an ordinary user, make test is this test"; exit 2; }
+id "$user" >/dev/null 2>&1 && { echo "there is a user $user already: another such run, or the rest of one"; exit 2; }
+
+home=$(mktemp -d /tmp/hermes-rl-user-XXXXXX)
+trap 'rm -rf "$home"; userdel "$user"' EXIT
+useradd --no-create-home --home-dir "$home" --shell /bin/bash "$user"
+chown "$user:" "$home"
+as_user() { (cd "$home" && runuser -u "$user" -- env HOME="$home" USER="$user" PATH=/usr/local/bin:/usr/bin:/bin "$@"); }
+
+# The Pythons of root's own folder cannot be run by anybody else.
+python=""
+for candidate in python3.11 python3.12 python3.13 python3; do
+  as_user "$candidate" -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || continue
+  python=$candidate
+  break
+done
+[ -n "$python" ] || { echo "no Python 3.11 to 3.13 with venv that $user can run"; exit 2; }
+
+mkdir "$home/clone"
+git archive HEAD | tar -x -C "$home/clone"
+chown -R "$user:" "$home/clone"
+as_user git -C clone init --quiet
+as_user git -C clone add --all
+as_user make -C clone --no-print-directory PYTHON="$python" .venv/.installed
+as_user sh -c 'cd clone && exec .venv/bin/pytest -p randomly --numprocesses auto --maxprocesses 4 --dist loadfile "$@"' sh "${folders[@]}"
