@@ -167,12 +167,12 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
             resolve([name])
         return names
 
-    @field_validator("distribution")
-    @classmethod
-    def _is_a_distribution(cls, name: str | None) -> str | None:
-        if name is not None and name not in DISTRIBUTIONS:
-            raise ValueError(f"unknown distribution {name!r}; {did_you_mean(name, DISTRIBUTIONS)}")
-        return name
+    @model_validator(mode="after")
+    def _is_a_distribution(self) -> HermesAgentEnvConfig:
+        names = {*DISTRIBUTIONS, *(self.distributions or {})}
+        if self.distribution is not None and self.distribution not in names:
+            raise ValueError(f"unknown distribution {self.distribution!r}; {did_you_mean(self.distribution, names)}")
+        return self
 
     @field_validator("limits", mode="before")
     @classmethod
