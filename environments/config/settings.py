@@ -140,6 +140,13 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 
     @model_validator(mode="after")
+    def _is_a_distribution(self) -> HermesAgentEnvConfig:
+        names = {*DISTRIBUTIONS, *(self.distributions or {})}
+        if self.distribution is not None and self.distribution not in names:
+            raise ValueError(f"unknown distribution {self.distribution!r}; {did_you_mean(self.distribution, names)}")
+        return self
+
+    @model_validator(mode="after")
     def _one_choice_of_tools(self) -> HermesAgentEnvConfig:
         if self.distribution is not None and self.enabled_toolsets is not None:
             raise ValueError("give either `distribution` or `enabled_toolsets`, not both")
@@ -166,13 +173,6 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         for name in names or ():
             resolve([name])
         return names
-
-    @model_validator(mode="after")
-    def _is_a_distribution(self) -> HermesAgentEnvConfig:
-        names = {*DISTRIBUTIONS, *(self.distributions or {})}
-        if self.distribution is not None and self.distribution not in names:
-            raise ValueError(f"unknown distribution {self.distribution!r}; {did_you_mean(self.distribution, names)}")
-        return self
 
     @field_validator("limits", mode="before")
     @classmethod

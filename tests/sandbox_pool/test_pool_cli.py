@@ -103,7 +103,7 @@ def test_check_lists_promises_without_running_anything(state, capsys):
         (["check", "--provider", "locl"], "no provider 'locl'"),
         (["check", "--option", "level"], "not KEY=VALUE"),
         (["check", "--option", "levle=plain"], "levle"),
-        (["bench", "--slots", "0"], "slots_per_host"),
+        (["bench", "--slots", "0"], "--slots: 0 is too small"),
         (["check", "--option", "level=plain", "--min-isolation", "namespaces", "--slots", "1"], "could not be started"),
     ],
 )

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench = actions.add_parser("bench", help="measure a provider and, in the same run, bare subprocesses")
     bench.add_argument("--rounds", type=at_least(1), default=100, help="samples per latency (default 100)")
     bench.add_argument(
-        "--throughput-s", type=at_least(0.1, float), default=2.0, help="seconds per throughput sample (default 2)"
+        "--throughput-s", type=at_least(0.01, float), default=2.0, help="seconds per throughput sample (default 2)"
     )
     bench.add_argument(
         "--transfer-mb", type=at_least(1), default=100, help="size of the transferred file (default 100)"

@@ -18,6 +18,12 @@ class Plain:
     def __init__(self, context, options):
         self.context, self.options = context, options
 
+    async def start(self, name, spec): ...
+
+    async def stop(self, name): ...
+
+    async def list(self): ...
+
 
 class Shared(Plain):
     def host_key(self, spec):

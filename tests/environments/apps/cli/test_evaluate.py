@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from environments.apps.cli.evaluate import adapter_settings
@@ -15,7 +17,7 @@ def test_an_adapter_is_served_with_a_config_that_serves_its_own_model(tmp_path):
     adapter = tmp_path / "adapter.gguf"
     with pytest.raises(UsageError, match="no adapter at"):
         adapter_settings(str(source), adapter)
-    adapter.touch()
+    adapter.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
     assert adapter_settings(str(source), adapter) == ["--openai.options.lora", str(adapter)]
     with pytest.raises(UsageError, match="cpu-model"):
         adapter_settings("terminal_tasks", adapter)
