@@ -16,10 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-import environments.atropos.wandb_folders  # noqa: F401 - before atroposlib  # isort: skip
-from atroposlib.envs.base import APIServerConfig
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_loop.limits import Limits
 from agent_loop.model.contract import Message, ModelServer
@@ -51,6 +48,9 @@ from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
 from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import APIServerConfig
 
 __all__ = [
     "AgentResult",

@@ -15,22 +15,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import environments.atropos.wandb_folders  # noqa: F401 - before atroposlib  # isort: skip
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
-from atroposlib.envs.server_handling.server_manager import ServerManager
 from pydantic import Field, field_validator
 
 from agent_loop.model.backends.http import http_address
 from agent_loop.model.tokens.ledger import MASKED
 from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
+from environments.atropos.deferred import deferred_imports
 from environments.atropos.groups import Group, GroupRejected, check_group
 from environments.atropos.outbox import Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
 from environments.runs.store import write_whole
+
+with deferred_imports():
+    from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+    from atroposlib.envs.server_handling.server_baseline import ReasoningConfig
+    from atroposlib.envs.server_handling.server_manager import ServerManager
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class MetricsLog:
         if obstacle := wandb_obstacle():
             log.warning("%s", obstacle)
             return None, None
+        import environments.atropos.wandb_folders  # noqa: F401 - before wandb  # isort: skip
         import wandb
 
         group, project = await api.wandb_info()

@@ -43,6 +43,7 @@ def wandb_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
     if env.get("WANDB_MODE", "").lower() in {"offline", "disabled", "dryrun"} or env.get("WANDB_API_KEY"):
         return None
     try:
+        import environments.atropos.wandb_folders  # noqa: F401 - before wandb  # isort: skip
         import wandb
     except ImportError:
         return "wandb is not installed: metrics go to the log only"
