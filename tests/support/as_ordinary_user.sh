@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 user=hermes-rl-tester
-folders=(tests/sandbox_pool tests/conformance tests/attacks tests/faults tests/environments/test_base.py)
+[ $# -gt 0 ] || set -- tests/sandbox_pool tests/conformance tests/attacks tests/faults tests/environments/test_base.py
 
 [ "$(id -u)" = 0 ] || { echo "make test-user needs root; as an ordinary user, make test is this test"; exit 2; }
 id "$user" >/dev/null 2>&1 && { echo "there is a user $user already: another such run, or the rest of one"; exit 2; }
@@ -30,4 +30,4 @@ chown -R "$user:" "$home/clone"
 as_user git -C clone init --quiet
 as_user git -C clone add --all
 as_user make -C clone --no-print-directory PYTHON="$python" .venv/.installed
-as_user sh -c 'cd clone && exec .venv/bin/pytest -p randomly --numprocesses auto --maxprocesses 4 --dist loadfile "$@"' sh "${folders[@]}"
+as_user sh -c 'cd clone && exec .venv/bin/pytest -p randomly --numprocesses auto --maxprocesses 4 --dist loadfile "$@"' sh "$@"
