@@ -13,7 +13,7 @@ help:
 	@echo "make demo    run real rollouts on this machine and look at them"
 	@echo "make test    run the test suite"
 	@echo "make test-random   the same in random order; repeat one with SEED=its number"
-	@echo "make test-user   as root: what differs for an ordinary user, run as one"
+	@echo "make test-user   as root: what differs for an ordinary user, run as one (TESTS=tests/attacks for a part)"
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
@@ -48,7 +48,7 @@ test-random: $(INSTALLED) hints
 	$(BIN)/pytest $(PARALLEL) -p randomly $(if $(SEED),--randomly-seed=$(SEED))
 
 test-user:
-	bash tests/support/as_ordinary_user.sh
+	bash tests/support/as_ordinary_user.sh $(TESTS)
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800

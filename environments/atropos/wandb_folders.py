@@ -1,6 +1,6 @@
 """Imports wandb with its temporary folders among ours: it makes two on import, and a killed run would leave them.
 
-To be imported before wandb, wherever that is used: importing atroposlib alone does not import it (`deferred`).
+To be imported before wandb is.
 """
 
 from __future__ import annotations

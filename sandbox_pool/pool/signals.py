@@ -46,8 +46,9 @@ def forget(pool: SlotPool) -> None:
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # From here on a second SIGTERM ends the process at once, and the closing thread ends it the same way.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # A thread, because this handler runs inside the loop that has to go on to close the pools.
-    threading.Thread(target=_close_all_and_exit, name="sandbox-pool-sigterm", daemon=True).start()
+    # A thread, because this handler runs inside the loop that has to go on to close the pools. Not a daemon: a program
+    # that ends because its calls fail meanwhile waits for it, and still dies of SIGTERM.
+    threading.Thread(target=_close_all_and_exit, name="sandbox-pool-sigterm").start()
 
 
 def _close_all_and_exit() -> None:

@@ -31,7 +31,7 @@ def shell(folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(folder / "state")}
     command = ["bash", "-euc", commands]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_the_yaml_of_the_tutorial_loads_its_environment(folder: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ class Client:
             [sys.executable, pool_client_program.__file__, str(self.state), str(self.scratch), str(slots), *flags],
             stdout=subprocess.PIPE,
             text=True,
+            # Tests that a shell runs in the background ignore interrupts, and would pass that on.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         assert self.process.stdout.readline() == "busy\n"
         (record,) = self.scratch.glob("hermes-rl-*/*/host.json")

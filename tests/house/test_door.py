@@ -46,7 +46,7 @@ def site(venv: Path) -> Path:
 def python(folder: Path, *words: str, program: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     command = [str(program), *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
 def readme_example() -> str:

@@ -4,13 +4,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 user=hermes-rl-tester
-folders=(tests/sandbox_pool tests/conformance tests/attacks tests/faults tests/environments/test_base.py)
+[ $# -gt 0 ] || set -- tests/sandbox_pool tests/conformance tests/attacks tests/faults tests/environments/test_base.py
 
 [ "$(id -u)" = 0 ] || { echo "make test-user needs root; as an ordinary user, make test is this test"; exit 2; }
 id "$user" >/dev/null 2>&1 && { echo "there is a user $user already: another such run, or the rest of one"; exit 2; }
 
 home=$(mktemp -d /tmp/hermes-rl-user-XXXXXX)
-trap 'rm -rf "$home"; userdel "$user"' EXIT
+trap 'rm -rf "$home"; userdel --force "$user" 2>/dev/null || true' EXIT
 useradd --no-create-home --home-dir "$home" --shell /bin/bash "$user"
 chown "$user:" "$home"
 as_user() { (cd "$home" && runuser -u "$user" -- env HOME="$home" USER="$user" PATH=/usr/local/bin:/usr/bin:/bin "$@"); }
@@ -30,4 +30,4 @@ chown -R "$user:" "$home/clone"
 as_user git -C clone init --quiet
 as_user git -C clone add --all
 as_user make -C clone --no-print-directory PYTHON="$python" .venv/.installed
-as_user sh -c 'cd clone && exec .venv/bin/pytest -p randomly --numprocesses auto --maxprocesses 4 --dist loadfile "$@"' sh "${folders[@]}"
+as_user sh -c 'cd clone && exec .venv/bin/pytest -p randomly --numprocesses auto --maxprocesses 4 --dist loadfile "$@"' sh "$@"

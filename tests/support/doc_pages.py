@@ -94,7 +94,7 @@ def type_name(annotation: Any) -> str:
     text = (
         annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
     )
-    text = re.sub(r"\b(?:typing|collections\.abc|pathlib|[a-z_]+(?:\.[a-z_0-9]+)+)\.", "", text)
+    text = re.sub(r"\b(?:typing|collections\.abc|pathlib(?:\._local)?|[a-z_]+(?:\.[a-z_0-9]+)+)\.", "", text)
     text = re.sub(r"Annotated\[(\w+), [^\]]*\]", r"\1", text)
     text = re.sub(r"Literal\[([^\]]*)\]", lambda found: " or ".join(found[1].split(", ")), text)
     text = re.sub(r"Optional\[(.*)\]", r"\1, null", text)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 CODE = """
 import os, signal, sys
+import environments.base
 import environments.atropos.wandb_folders
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
