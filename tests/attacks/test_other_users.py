@@ -197,16 +197,18 @@ def _own_cache():
 def test_layers_are_not_put_into_a_folder_that_another_user_made(tmp_path):
     from sandbox_pool.server.isolation import layers
 
-    theirs = Path(layers.shared_memory_path(str(tmp_path)))
-    plant_folder(theirs)
+    theirs = [Path(path) for path in layers.shared_memory_paths(str(tmp_path))]
+    for folder in theirs:
+        plant_folder(folder)
     (tmp_path / "layers").mkdir()
     try:
-        as_nobody("touch", f"{theirs}/mine")
+        as_nobody("touch", *(f"{folder}/mine" for folder in theirs))
         assert layers.usable_shared_memory(str(tmp_path)) is None
         layers.remove_layers_dir(str(tmp_path))
-        assert (theirs / "mine").exists()
+        assert all((folder / "mine").exists() for folder in theirs)
     finally:
-        shutil.rmtree(theirs)
+        for folder in theirs:
+            shutil.rmtree(folder)
 
 
 USE = """

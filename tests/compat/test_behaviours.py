@@ -217,7 +217,7 @@ async def test_directory_is_shared(tools):
 
 async def test_children_end_with_the_script(tools):
     await tools.script("import subprocess; subprocess.Popen(['setsid', 'sleep', '621'])")
-    assert await tools.running("sleep 621") == ""
+    assert await tools.running("sleep 621") == []
 
 
 async def test_no_bytecode_is_left(tools):

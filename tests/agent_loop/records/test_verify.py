@@ -272,6 +272,7 @@ def test_the_command_prints_a_table_and_exits_0(records, tmp_path, capsys):
 
 def test_the_command_exits_1_with_the_first_violation_named(records, tmp_path, capsys):
     broken = copy.deepcopy(truncated(records))
+    broken.rollout_id = "broken"
     flip_mask(broken)
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(b"\n".join([*lines(records), broken.to_json()]))
@@ -295,5 +296,5 @@ def test_a_file_that_is_none_is_bad_input(tmp_path, content, words):
 
 
 def test_a_missing_file_is_bad_input(tmp_path):
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="No such file"):
         run(str(tmp_path / "nothing.jsonl"))

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ class Namespaces:
         made: list[socket.socket] = []
 
         def make() -> None:
-            with Path(f"/proc/{self.pid1}/ns/net").open() as namespace:
+            # A sandbox that has ended has no network.
+            with suppress(FileNotFoundError), Path(f"/proc/{self.pid1}/ns/net").open() as namespace:
                 if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) == 0:
                     made.append(socket.socket())
 

@@ -62,8 +62,8 @@ async def test_a_purged_job_costs_its_leases_and_nothing_more(make_config, agent
             await expect_lost(box, running)
         else:
             assert (await box.exec("echo unharmed")).output == "unharmed\n"
-            running.cancel()
             await cluster(agent.call, "PUT", f"/v1/allocation/{box.endpoint.identity}/stop")
+            await expect_lost(box, running)
         await box.release()
         await still_serves(pool, not_on=box.endpoint.identity)
 

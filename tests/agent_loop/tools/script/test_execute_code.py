@@ -417,7 +417,7 @@ class TestNothingIsLeft:
             "subprocess.Popen(['setsid', 'sleep', '612'])\n"
             "subprocess.run('( setsid sleep 613 & ) &', shell=True)\n" + end,
         )
-        assert await tools.running("sleep 61[123]") == ""
+        assert await tools.running("sleep 61[123]") == []
 
     async def test_the_exit_code_and_the_signal_are_the_scripts_own(self, tools):
         assert "exit code 3" in (await tools("execute_code", code="import os; os._exit(3)"))["error"]
