@@ -10,7 +10,8 @@ user=hermes-rl-tester
 id "$user" >/dev/null 2>&1 && { echo "there is a user $user already: another such run, or the rest of one"; exit 2; }
 
 home=$(mktemp -d /tmp/hermes-rl-user-XXXXXX)
-trap 'rm -rf "$home"; userdel --force "$user" 2>/dev/null || true' EXIT
+rm -rf "/tmp/pytest-of-$user" # of an earlier user of this name and another number
+trap 'rm -rf "$home" "/tmp/pytest-of-$user"; userdel --force "$user" 2>/dev/null || true' EXIT
 useradd --no-create-home --home-dir "$home" --shell /bin/bash "$user"
 chown "$user:" "$home"
 as_user() { (cd "$home" && runuser -u "$user" -- env HOME="$home" USER="$user" PATH=/usr/local/bin:/usr/bin:/bin "$@"); }
