@@ -166,6 +166,6 @@ async def test_the_options_of_a_command_do_not_stay_for_the_next(pool: SlotPool)
     while "started" not in (await process.log()).data:
         pass
     assert await process.poll() is None
-    if pool.status().hosts[0].isolation == "namespaces":
+    if pool.status().hosts[0].isolation == "namespaces" and os.geteuid() == 0:  # a rootless slot has one user
         assert (await ctx.exec("id -un", user="nobody")).output == "nobody\n"
     await ctx.close()
