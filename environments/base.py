@@ -43,8 +43,8 @@ from environments.rollouts.planning import (
 )
 from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
 from environments.runs.store import append_bytes
-from environments.sandboxes import Pool, Sandbox, drop_if_there
-from environments.scoring.contexts import SandboxContext, ToolContext
+from environments.sandboxes import Pool, Sandbox
+from environments.scoring.contexts import SandboxContext, ToolContext, drop_if_there
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
 from sandbox_pool.spec import SandboxSpec

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.client.trees import TreeLimits
-from sandbox_pool.errors import SandboxError
 from sandbox_pool.spec import SandboxSpec
 
-__all__ = ["Pool", "Sandbox", "drop_if_there"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Pool", "Sandbox"]
 
 
 class Pool(Protocol):
@@ -40,11 +36,3 @@ class Pool(Protocol):
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Free a snapshot."""
-
-
-async def drop_if_there(pool: Pool, snapshot: str) -> None:
-    """Free a snapshot that may have gone with its host: nothing is lost by that."""
-    try:
-        await pool.drop_snapshot(snapshot)
-    except SandboxError as error:
-        log.debug("snapshot %s was gone already: %s", snapshot, error)

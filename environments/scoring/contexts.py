@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from environments.sandboxes import Pool, Sandbox, drop_if_there
+from environments.sandboxes import Pool, Sandbox
 from environments.scoring.verification import AgentFault, CheckTimeout
 from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits
-from sandbox_pool.errors import SandboxFileError
+from sandbox_pool.errors import SandboxError, SandboxFileError
 from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
 from sandbox_pool.server.host_files import remove_tree
@@ -205,6 +205,14 @@ def _hit(line: str) -> SearchHit:
 MAX_LINKS = 40
 STATE_LIMITS = TreeLimits(size=4 << 30, entries=200_000)
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+async def drop_if_there(pool: Pool, snapshot: str) -> None:
+    """Free a snapshot that may have gone with its host: nothing is lost by that."""
+    try:
+        await pool.drop_snapshot(snapshot)
+    except SandboxError as error:
+        log.debug("snapshot %s was gone already: %s", snapshot, error)
 
 
 class FrozenWorkspace:
