@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Network = Literal["none", "host"]
+from sandbox_pool.server.network_rules import EGRESS, parse_rule
+
+
+def _checked(entry: str) -> str:
+    parse_rule(entry)
+    return entry
+
+
+HostEntry = Annotated[str, AfterValidator(_checked)]
+"""`example.org`, `*.example.net` (names below it), `example.org:8443`, `*`; without a port 80 and 443 are meant."""
+
+
+class NetworkRules(BaseModel):
+    """Hosts that a slot may reach, by HTTP and HTTPS through the proxy that its environment names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allow: tuple[HostEntry, ...] = ()
+    """What may be reached; empty: nothing, and every host asked for is recorded all the same."""
+    prepare: tuple[HostEntry, ...] | Literal["egress"] | None = None
+    """What may be reached instead while an environment's `prepare` runs; None: the same."""
+    max_mb: int = Field(default=4096, gt=0)
+    """What a lease may send and receive in all."""
+
+    def prepare_entries(self) -> tuple[str, ...] | None:
+        """The list that holds during `prepare`, when it is another one."""
+        return EGRESS if self.prepare == "egress" else self.prepare
+
+
+Network = Literal["none", "host", "egress"] | NetworkRules
 
 
 class SandboxSpec(BaseModel):
@@ -19,7 +48,8 @@ class SandboxSpec(BaseModel):
     image: str | None = None
     """Root file system: None is the host's own, read-only below the slot's layer; else a directory or an image."""
     network: Network = "none"
-    """`none`: a network namespace with loopback only. `host`: the host's network, for tasks that need it."""
+    """`none`: a loopback of its own. `{allow: [...]}`: the same, and a proxy to the hosts listed. `egress`: a proxy to
+    every public host. `host`: the host's network, with every service on its loopback and its private networks."""
     cpu: float | None = Field(default=None, gt=0)
     """Cores; None: no limit."""
     memory_mb: int | None = Field(default=2048, gt=0)

@@ -6,13 +6,16 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import shell
 from .channel import Channel, Message
 from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
+
+if TYPE_CHECKING:
+    from .proxy import Proxy
 
 READY_TIMEOUT_S = 20.0
 END_HEARD_S = 0.5
@@ -55,6 +58,8 @@ class Instance:
         self.previous = workdir
         self.jobs: set[Job] = set()
         self.processes: dict[str, Job] = {}
+        self.proxy: Proxy | None = None
+        """The way out, for specs with network rules."""
         self.lost: str | None = None
         self.lost_kind = "lost"
         """`destroyed` when what ran in the slot did it, by the word of the slot's cgroup."""

@@ -17,6 +17,7 @@ from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.shared_memory import remove_shared_of
 from .channel import Message
 from .instance import Instance, check_env
+from .proxy import ENVIRONMENT, open_proxy
 from .zygote import BuildError, Zygote, slot_fields
 
 KILL_TIMEOUT_S = 10.0
@@ -83,6 +84,7 @@ class Builder:
         try:
             report = await instance.ready()
             self._prove_empty(report)
+            await open_proxy(instance, spec.get("network") or "none", self.level.namespaces)
         except BaseException:
             await self.destroy(instance, index)
             raise
@@ -94,6 +96,8 @@ class Builder:
 
     def _environment(self, index: int, spec: Mapping[str, Any]) -> dict[str, str]:
         env = dict(spec.get("env") or {})
+        if spec.get("network", "none") not in ("none", "host"):
+            env = {**ENVIRONMENT, **env}
         if not self.level.namespaces:
             env.setdefault("TMPDIR", os.path.join(slot_root(self.place, index), "tmp"))
         return env
