@@ -31,7 +31,15 @@ from environments.atropos.servers import AtroposServerBackend
 from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
+from environments.rollouts.group import (
+    PREPARE_ERROR,
+    GroupResult,
+    Prepared,
+    RolloutStats,
+    prepared,
+    prepared_once,
+    run_members,
+)
 from environments.rollouts.planning import (
     RolloutJob,
     choose_tools,
@@ -39,6 +47,7 @@ from environments.rollouts.planning import (
     item_field,
     longest_sequence,
     plan_group,
+    prepared_key,
     seed_of,
 )
 from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
@@ -156,6 +165,10 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def prepare(self, item: Any, ctx: SandboxContext) -> None:
         """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
+
+    def prepare_key(self, item: Any) -> str:
+        """What `prepare` depends on but its code, the spec and `files`, for `prepare_cache_mb`: by default the item."""
+        return content_id(item)
 
     async def start(self, item: Any, ctx: SandboxContext) -> None:
         """Start services and daemons; runs in the slot of each rollout, before its agent."""
@@ -289,8 +302,10 @@ class HermesAgentBaseEnv(AtroposEnv):
             None if type(self).start is HermesAgentBaseEnv.start else self.start,
         )
 
-        async def run(snapshot: str | None) -> None:
-            job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot)
+        async def run(start: Prepared | None) -> None:
+            job = plan_group(self, item, result.group_id, index, temperature)
+            if start is not None:
+                job = replace(job, snapshot=start.snapshot, prepared_network=start.network)
             self._remember_solution(job)
 
             async def attempt(member: int, attempt_number: int) -> ScoredRollout:
@@ -326,24 +341,36 @@ class HermesAgentBaseEnv(AtroposEnv):
                 f"(now {self.longest_sequence()}), or enable fewer tools (env.enabled_toolsets)"
             )
 
-    async def _run_prepared(self, item: Any, result: GroupResult, run: Callable[[str | None], Awaitable[None]]) -> None:
+    async def _run_prepared(
+        self, item: Any, result: GroupResult, run: Callable[[Prepared | None], Awaitable[None]]
+    ) -> None:
         async def prepare(sandbox: Sandbox) -> None:
             ctx = SandboxContext(sandbox)
             for path, data in self.files(item).items():
                 await ctx.write_file(path, data)
             await self.prepare(item, ctx)
 
-        name = f"{result.group_id}/prepare"
+        pool, spec = self._opened_pool(), self.spec(item)
+
+        async def make() -> Prepared:
+            return await prepared(pool, f"{result.group_id}/prepare", spec, prepare, self.config.rollout_tries)
+
         try:
-            snapshot = await prepared(self._opened_pool(), name, self.spec(item), prepare, self.config.rollout_tries)
+            if self.config.prepare_cache_mb:
+                from sandbox_pool.pool.kept_snapshots import KeptSnapshots
+
+                kept = KeptSnapshots(self.config.pool.resolved_state_dir(), self.config.prepare_cache_mb)
+                start = await prepared_once(pool, kept, prepared_key(self, item, spec), spec, make)
+            else:
+                start = await make()
         except Exception as error:  # whatever prepare raises: this item is lost, and the run goes on
             log.exception("item %s could not be prepared", result.item_id)
             self._lose_item(item, result, f"{type(error).__name__}: {error}")
             return
         try:
-            await run(snapshot)
+            await run(start)
         finally:
-            await drop_if_there(self._opened_pool(), snapshot)
+            await drop_if_there(pool, start.snapshot)
 
     def _lose_item(self, item: Any, result: GroupResult, why: str) -> None:
         result.lost.append(

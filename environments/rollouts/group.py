@@ -13,13 +13,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
-from environments.rollouts.rollout import REWARD_ERROR
+from environments.rollouts.rollout import REWARD_ERROR, hosts_asked
 from environments.sandboxes import Pool, Sandbox
 from sandbox_pool.errors import SandboxError, SandboxFileError
-from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.spec import NetworkRules, SandboxSpec
+
+if TYPE_CHECKING:
+    from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +76,43 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
     result.scored = [rollout for task in tasks if (rollout := task.result()) is not None]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the rollouts of a group start from."""
+
+    snapshot: str
+    network: Sequence[dict[str, Any]] = ()
+    """Hosts asked for while it was made; none when it was made earlier."""
+
+
+async def prepared_once(
+    pool: Pool, kept: KeptSnapshots, key: str, spec: SandboxSpec, prepare: Callable[[], Awaitable[Prepared]]
+) -> Prepared:
+    """What an earlier group, run or process prepared under the same key; else prepare it, and keep it."""
+    file = await asyncio.to_thread(kept.open, key)
+    if file is not None:
+        return Prepared(pool.add_snapshot(file, spec))
+    made = await prepare()
+    try:
+        await kept.keep(key, pool.export_snapshot(made.snapshot))
+    except (OSError, SandboxError) as error:
+        log.warning("what was prepared is not kept for later: %s", error)
+    return made
+
+
 async def prepared(
     pool: Pool, task_id: str, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]], tries: int
-) -> str:
+) -> Prepared:
     """Prepare one slot and keep it as a snapshot for the rollouts of a group. Faults of slots are tried again."""
+    hosts = spec.network.prepare_entries() if isinstance(spec.network, NetworkRules) else None
     for left in reversed(range(tries)):
         try:
             async with pool.lease(task_id, spec) as sandbox:
+                if hosts is not None:
+                    await sandbox.allow_hosts(hosts)
                 await prepare(sandbox)
-                return await sandbox.snapshot()
+                asked = await hosts_asked(sandbox, "prepare")
+                return Prepared(await sandbox.snapshot(), asked)
         except SandboxFileError:
             raise  # a file that prepare asked for: another slot would not have it either
         except SandboxError as error:

@@ -142,6 +142,7 @@ class RolloutRunner:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
             result.fill(record)
+            record.network += await hosts_asked(sandbox, "rollout")
             if not result.trainable:
                 return result, None
             if result.outcome is Outcome.AGENT_FAULT:
@@ -236,7 +237,19 @@ class RolloutRunner:
             outcome=Outcome.CANCELLED.value,
             trainable=False,
             messages=list(job.messages),
+            network=list(job.prepared_network),
         )
+
+
+async def hosts_asked(sandbox: Sandbox, phase: str) -> list[dict[str, Any]]:
+    """What programs in a slot asked its proxy for, as a record has it."""
+    if sandbox.spec.network in ("none", "host"):
+        return []
+    try:
+        return [vars(entry) | {"phase": phase} for entry in await sandbox.network_log()]
+    except SandboxError as error:
+        log.warning("the hosts that %s asked for are not known: %s", sandbox.task_id, error)
+        return []
 
 
 def as_score(given: Any) -> Score:
