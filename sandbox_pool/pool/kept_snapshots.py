@@ -13,7 +13,7 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,11 +49,9 @@ class KeptSnapshots:
 
     async def keep(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         """Store what `export_snapshot` gives. One that is larger than all may be is not kept."""
-        folder = await asyncio.to_thread(self._private_folder)
-        descriptor, name = tempfile.mkstemp(suffix=UNFINISHED, dir=folder)
+        file, name = await asyncio.to_thread(self._begin)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with file:
                 async for chunk in chunks:
                     await asyncio.to_thread(file.write, chunk)
                     if file.tell() > self._max_bytes:
@@ -61,14 +59,30 @@ class KeptSnapshots:
                         return
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
-                await asyncio.to_thread(Path(name).rename, folder / f"{key}{COMPLETE}")
+                await asyncio.to_thread(name.rename, self._folder / f"{key}{COMPLETE}")
         finally:
-            await asyncio.to_thread(Path(name).unlink, missing_ok=True)
+            await asyncio.to_thread(name.unlink, missing_ok=True)
         await asyncio.to_thread(self.trim)
+
+    def _begin(self) -> tuple[BinaryIO, Path]:
+        with self._locked(fcntl.LOCK_SH):  # a new file has no lock of its own for a moment
+            descriptor, name = tempfile.mkstemp(suffix=UNFINISHED, dir=self._folder)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fdopen(descriptor, "wb"), Path(name)
+
+    @contextlib.contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        folder = os.open(self._private_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, kind)
+            yield
+        finally:
+            os.close(folder)
 
     def trim(self) -> int:
         """Remove unfinished files of dead processes, and the oldest ones above the size; the bytes that went."""
-        removed = sum(_remove_dead(path) for path in self._files(UNFINISHED))
+        with self._locked(fcntl.LOCK_EX):
+            removed = sum(_remove_dead(path) for path in self._files(UNFINISHED))
         kept = sorted(((info.st_mtime_ns, info.st_size, path) for path, info in self._complete()), reverse=True)
         total = 0
         for _, size, path in kept:
@@ -83,7 +97,7 @@ class KeptSnapshots:
         return [info.st_size for _, info in self._complete()]
 
     def _files(self, suffix: str) -> list[Path]:
-        return sorted(self._folder.glob(f"*{suffix}")) if self._folder.is_dir() else []
+        return sorted(self._folder.glob(f"*{suffix}"))
 
     def _complete(self) -> list[tuple[Path, os.stat_result]]:
         found = []
