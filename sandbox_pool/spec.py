@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from sandbox_pool.server.network_rules import EGRESS, parse_rule
+
+MOST_PATH = 1024
 
 
 def _checked(entry: str) -> str:
@@ -40,6 +43,33 @@ class NetworkRules(BaseModel):
 Network = Literal["none", "host", "egress"] | NetworkRules
 
 
+class Mount(BaseModel):
+    """A folder or file of the machine the slots run on, put into each of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    """Path on that machine. What holds the pool's own files or the system's (/, /proc, /run, ...) is refused."""
+    target: str
+    """Path in the slot; what is missing of it is made, and no link on the way is followed."""
+    read_only: bool = True
+    """Slots that may write change the folder for every other slot and for the machine."""
+
+    @field_validator("source", "target")
+    @classmethod
+    def _is_whole(cls, path: str) -> str:
+        if not path.startswith("/") or ".." in path.split("/") or "\0" in path or len(path) > MOST_PATH:
+            raise ValueError("a mount needs absolute paths without '..'")
+        return os.path.normpath(path).replace("//", "/")
+
+    @field_validator("target")
+    @classmethod
+    def _is_free(cls, path: str) -> str:
+        if path == "/" or path.split("/")[1] in ("proc", "sys", "dev"):
+            raise ValueError(f"{path} of a slot is its own: mount to another folder")
+        return path
+
+
 class SandboxSpec(BaseModel):
     """Frozen description of a slot: root, limits, network, environment."""
 
@@ -60,6 +90,10 @@ class SandboxSpec(BaseModel):
     files: dict[str, bytes] = Field(default_factory=dict)
     """Files put into the workspace at the start of each lease: path -> content."""
     workdir: str = "/workspace"
+    mounts: tuple[Mount, ...] = Field(default=(), max_length=8)
+    """Folders of the machine the slots run on; only where slots have a root of their own."""
+    login: bool = False
+    """Commands get the environment of a login shell: the profiles of the image, sourced once before anybody works."""
 
     def key(self) -> str:
         """Stable short hash of everything that makes slots interchangeable."""

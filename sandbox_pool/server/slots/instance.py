@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .proxy import Proxy
 
 READY_TIMEOUT_S = 20.0
+LOGIN_MS, LOGIN_CHARS = 30_000, 2_000
 END_HEARD_S = 0.5
 MAX_PATH = 4096
 """No `cd` can go to a longer one."""
@@ -112,6 +113,17 @@ class Instance:
         """Variables of the spec, on top of the minimal ones."""
         self.environment.update(env)
         self.state = shell.state_of(self.environment)
+
+    async def log_in(self, env: Mapping[str, str]) -> bytes:
+        """Source the profiles as a login shell does; the state after it, in which `env` holds whatever they say."""
+        request = {"max_chars": LOGIN_CHARS, "timeout_ms": LOGIN_MS}
+        job, log = self.start(request, shell.login_script(env), b"")
+        reply, output = self.finish(request, job, log, await job.outcome())
+        if reply["code"]:
+            why = "took too long" if reply["timed_out"] else f"ended with exit code {reply['code']}"
+            text = output.decode("utf-8", "replace").strip()
+            raise BuildError(f"login: the profile {why}{': ' if text else ''}{text[-200:]}")
+        return self.state
 
     def _end(self) -> None:
         if not self.ended.done():
