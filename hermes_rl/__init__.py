@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         ExecResult,
         HostStartFailed,
         IsolationUnavailable,
+        Mount,
+        NetworkRules,
         PoolClosed,
         PoolConfig,
         ProtocolError,
@@ -79,6 +81,8 @@ __all__ = [
     "HostStartFailed",
     "IsolationUnavailable",
     "Limits",
+    "Mount",
+    "NetworkRules",
     "Outcome",
     "PolicyRequest",
     "PoolClosed",
@@ -130,8 +134,8 @@ _HOMES = {
     "environments.runs.batch": "evaluate_run process_run",
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
-    "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable PoolClosed PoolConfig "
-    "ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool StaleLease",
+    "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
+    "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool StaleLease",
     "tool_parsers": "get_parser",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from sandbox_pool.errors import first_invalid
 from sandbox_pool.server.network_rules import EGRESS, parse_rule
 
 MOST_PATH = 1024
@@ -35,12 +37,20 @@ class NetworkRules(BaseModel):
     max_mb: int = Field(default=4096, gt=0)
     """What a lease may send and receive in all."""
 
+    @field_validator("prepare", mode="before")
+    @classmethod
+    def _one_of_the_kinds(cls, value: Any) -> Any:
+        if value is not None and value != "egress" and not isinstance(value, list | tuple):
+            raise ValueError("it is egress or a list of hosts")
+        return value
+
     def prepare_entries(self) -> tuple[str, ...] | None:
         """The list that holds during `prepare`, when it is another one."""
         return EGRESS if self.prepare == "egress" else self.prepare
 
 
-Network = Literal["none", "host", "egress"] | NetworkRules
+NetworkName = Literal["none", "egress", "host"]
+NETWORKS: tuple[str, ...] = get_args(NetworkName)
 
 
 class Mount(BaseModel):
@@ -77,7 +87,7 @@ class SandboxSpec(BaseModel):
 
     image: str | None = None
     """Root file system: None is the host's own, read-only below the slot's layer; else a directory or an image."""
-    network: Network = "none"
+    network: NetworkName | NetworkRules = "none"
     """`none`: a loopback of its own. `{allow: [...]}`: the same, and a proxy to the hosts listed. `egress`: a proxy to
     every public host. `host`: the host's network, with every service on its loopback and its private networks."""
     cpu: float | None = Field(default=None, gt=0)
@@ -94,6 +104,19 @@ class SandboxSpec(BaseModel):
     """Folders of the machine the slots run on; only where slots have a root of their own."""
     login: bool = False
     """Commands get the environment of a login shell: the profiles of the image, sourced once before anybody works."""
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _one_of_the_kinds(cls, value: Any) -> Any:
+        """In one sentence about the kind that was meant, not one about each kind."""
+        if value in NETWORKS or isinstance(value, NetworkRules):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError("it is none, egress, host, or hosts as in {allow: [example.org]}")
+        try:
+            return NetworkRules.model_validate(value)
+        except ValidationError as error:
+            raise ValueError(first_invalid(error, NetworkRules)) from None
 
     def key(self) -> str:
         """Stable short hash of everything that makes slots interchangeable."""
