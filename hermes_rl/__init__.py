@@ -135,7 +135,8 @@ _HOMES = {
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
-    "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool StaleLease",
+    "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
+    "StaleLease",
     "tool_parsers": "get_parser",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
