@@ -212,14 +212,21 @@ class Rollouts:
 
         The members of a group share what `prepare` made: it runs once, however many calls there are.
         """
+        rollout = await self.run_member(item, group, temperature)
+        return samples_of([rollout], self.env.config.segments, None)
+
+    async def run_member(
+        self, item: Any, group: str, temperature: float | None = None, model: ModelServer | None = None
+    ) -> ScoredRollout:
+        """As `member`, with the whole rollout; `model` samples this one instead of what is open."""
         async with self.place(item, group, temperature) as (job, number):
             result = GroupResult(job.group_id, job.item_id, 1)
-            await self._run(result, job, f"train-{group}-{job.item_id}", [number])
+            await self._run(result, job, f"train-{group}-{job.item_id}", [number], model=model)
         if not result.complete:
             if result.lost[-1].outcome == Outcome.SANDBOX_LOST.value:
                 await self._drop(self._one_by_one[group])  # perhaps it went with its host: the next call makes another
             raise RolloutLost(f"a rollout of {result.item_id}", result.lost)
-        return samples_of(result.scored, self.env.config.segments, None)
+        return result.scored[0]
 
     def next_index(self) -> int:
         """The number of the next group."""
@@ -255,9 +262,15 @@ class Rollouts:
         return self.run_tag if self.mode == "serve" else str(self.env.config.seed)
 
     async def _run(
-        self, result: GroupResult, job: RolloutJob, seeds: str, members: Sequence[int], counted: bool = True
+        self,
+        result: GroupResult,
+        job: RolloutJob,
+        seeds: str,
+        members: Sequence[int],
+        counted: bool = True,
+        model: ModelServer | None = None,
     ) -> None:
-        runner = self.runner()
+        runner = self.runner(model)
 
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
@@ -270,15 +283,15 @@ class Rollouts:
 
         await run_members(result, attempt, self.env.config.rollout_tries, self.env.config.group_deadline_s, members)
 
-    def runner(self) -> RolloutRunner:
-        """Runs single rollouts of what is open."""
+    def runner(self, model: ModelServer | None = None) -> RolloutRunner:
+        """Runs single rollouts, of this model or of the one that is open."""
         from environments.base import HermesAgentBaseEnv
 
         env = self.env
         starts = type(env).start is not HermesAgentBaseEnv.start
         return RolloutRunner(
             env.opened_pool(),
-            env.opened_model(),
+            model or env.opened_model(),
             env.reward_terms,
             env.compute_reward,
             self._reward_faults,
