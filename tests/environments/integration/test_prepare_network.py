@@ -55,7 +55,7 @@ async def test_hosts_are_recorded_with_the_phase_that_asked(config: PoolConfig) 
         async with pool.lease("level") as sandbox:
             if sandbox.isolation != "namespaces":
                 pytest.skip("slots have no network of their own here")
-        result = await PreparedEnv(pool, model, sandbox=RULES).run_group(ITEM, 0, 2)
+        result = await PreparedEnv(pool, model, sandbox=RULES).rollouts.run_group(ITEM, 0, 2)
     assert result.complete
     for record in result.records():
         asked = {(entry["phase"], entry["host"], entry["reason"]) for entry in record.network}
@@ -73,7 +73,7 @@ async def test_what_was_prepared_serves_later_groups_and_other_pools(config: Poo
         async with SlotPool.from_config(config) as pool, standin_model(copies) as (model, _):
             env = PreparedEnv(pool, model, prepare_cache_mb=64)
             for _ in range(2):
-                result = await env.run_group(ITEM, 0, 2)
+                result = await env.rollouts.run_group(ITEM, 0, 2)
                 assert [rollout.record.verifier_score for rollout in result.scored] == [1.0, 1.0]
                 assert "deep" in str(result.scored[0].record.messages)
     assert PreparedEnv.prepared == 1
@@ -85,7 +85,7 @@ async def test_another_item_and_another_slot_are_prepared_anew(config: PoolConfi
     async with SlotPool.from_config(config) as pool, standin_model(copies) as (model, _):
         for item, spec in ((ITEM, SandboxSpec()), (ITEM | {"number": 8}, SandboxSpec()), (ITEM, SandboxSpec(pids=99))):
             env = PreparedEnv(pool, model, prepare_cache_mb=64, sandbox=spec)
-            result = await env.run_group(item, 0, 1)
+            result = await env.rollouts.run_group(item, 0, 1)
             assert result.scored[0].record.verifier_score == 1.0
     assert PreparedEnv.prepared == 3
     assert len(KeptSnapshots(config.resolved_state_dir(), 64).sizes()) == 3
