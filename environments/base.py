@@ -31,7 +31,7 @@ from environments.atropos.servers import AtroposServerBackend
 from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
+from environments.rollouts.group import GroupResult, RolloutStats, prepared, run_members
 from environments.rollouts.planning import (
     RolloutJob,
     choose_tools,
@@ -41,7 +41,7 @@ from environments.rollouts.planning import (
     plan_group,
     seed_of,
 )
-from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
+from environments.rollouts.rollout import PREPARE_ERROR, RewardFaults, RolloutRunner, Score
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, ToolContext, drop_if_there
@@ -304,6 +304,8 @@ class HermesAgentBaseEnv(AtroposEnv):
                 return rollout
 
             await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
+            if failed := [record for record in result.lost if record.outcome == PREPARE_ERROR]:
+                self._count_failed(result.item_id, str(failed[0].error))
 
         if type(self).prepare is HermesAgentBaseEnv.prepare and not self.files(item):
             await run(None)
@@ -360,12 +362,15 @@ class HermesAgentBaseEnv(AtroposEnv):
                 messages=[],
             )
         )
+        self._count_failed(result.item_id, why)
+
+    def _count_failed(self, item_id: str, why: str) -> None:
         self._failed_items += 1
         most = self.config.max_failed_items
         if most is not None and self._failed_items > most:
             raise ConfigError(
                 f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
-                f"one is {result.item_id}: {why}"
+                f"one is {item_id}: {why}"
             )
 
     def _seed(self, group: str, member: int, attempt_number: int) -> int | None:

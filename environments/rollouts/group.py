@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
-from environments.rollouts.rollout import REWARD_ERROR
+from environments.rollouts.rollout import PREPARE_ERROR, REWARD_ERROR
 from environments.sandboxes import Pool, Sandbox
 from sandbox_pool.errors import SandboxError, SandboxFileError
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 
-PREPARE_ERROR = "prepare_error"
-"""Outcome of an item that could not be prepared: nothing was sampled for it."""
 
 Attempt = Callable[[int, int], Awaitable[ScoredRollout]]
 """(member of the group, which try) -> a rollout, whose record says whether it may be trained on."""
@@ -60,7 +58,7 @@ async def run_members(result: GroupResult, attempt: Attempt, tries: int, deadlin
             if rollout.record.trainable:
                 return rollout
             result.lost.append(rollout.record)
-            if rollout.record.outcome == REWARD_ERROR or time.monotonic() >= deadline:
+            if rollout.record.outcome in (REWARD_ERROR, PREPARE_ERROR) or time.monotonic() >= deadline:
                 break
         return None
 

@@ -68,6 +68,7 @@ class Service:
         self._slot_ops: dict[str, SlotHandler] = {
             "exec": _exec,
             "stop_processes": _stop_processes,
+            "forget_state": _forget_state,
             "snapshot": self._snapshot,
             "serve": open_bridge,
             **file_requests.HANDLERS,
@@ -256,6 +257,11 @@ async def _run(instance: Instance, job: Job, request: Request) -> Message:
 async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
     # No shell is warmed up here: it would restore the slot's state, and so run what the slot wrote, after the stop.
     return {"count": await instance.kill_all()}, b""
+
+
+async def _forget_state(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
+    instance.forget_state()
+    return {}, b""
 
 
 def owner_gone(service: Service, ttl_s: float | None) -> bool:
