@@ -93,6 +93,7 @@ async def latency(pool: SlotPool, while_: asyncio.Task[Any]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="without cgroups nothing shares out the processor")
 async def test_200_rollouts_of_sabotage_slow_no_neighbour_by_more_than_twice(tmp_path: Path) -> None:
     """Against the same number of rollouts that behave."""

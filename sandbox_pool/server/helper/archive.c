@@ -215,12 +215,13 @@ static int open_entry(int parent, const char *name, const struct stat *info) {
     return fd;
 }
 
-/* What vanished, cannot be opened, or is a socket or device is left out; from a download FIFOs too, which block readers. */
+/* What vanished, cannot be opened, or is a device is left out; from a download FIFOs, which block readers, and sockets too. */
 static int pack_entry(int parent, const char *name, char *path, int depth) {
     struct stat info;
     if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)) return 0;
     if (S_ISLNK(info.st_mode)) return pack_link(parent, name, path, &info);
     if (packing_layer && S_ISFIFO(info.st_mode)) return send_record('p', &info, path, 0);
+    if (packing_layer && S_ISSOCK(info.st_mode)) return send_record('u', &info, path, 0);
     if (packing_layer && S_ISCHR(info.st_mode) && info.st_rdev == makedev(0, 0)) return send_record('w', &info, path, 0);
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) return 0;
     const char *before = packed_before(&info);
@@ -352,9 +353,9 @@ static int make_hard_link(int in, int directory, int parent, const char *name, c
     return error;
 }
 
-static int make_fifo(int parent, const char *name) {
+static int make_node(int parent, const char *name, mode_t kind) {
     clear(parent, name);
-    return mknodat(parent, name, S_IFIFO | 0600, 0) ? errno : 0;
+    return mknodat(parent, name, kind | 0600, 0) ? errno : 0;
 }
 
 static int make_directory(int parent, const char *name, bool opaque) {
@@ -412,14 +413,15 @@ static int unpack_entry(int in, int directory, char *path, const struct record *
     case 's': error = make_file(in, parent, name, record); break;
     case 'l': error = make_link(in, parent, name, record); break;
     case 'h': error = make_hard_link(in, directory, parent, name, record); break;
-    case 'p': error = make_fifo(parent, name); break;
+    case 'p':
+    case 'u': error = make_node(parent, name, record->kind == 'p' ? S_IFIFO : S_IFSOCK); break;
     case 'x': error = set_attribute(in, parent, name, record, layer); break;
     case 'd':
     case 'o': error = make_directory(parent, name, record->kind == 'o'); break;
     case 'w': error = layer ? (mknodat(parent, name, S_IFCHR, makedev(0, 0)) ? errno : 0) : ECONNABORTED; break;
     default: error = ECONNABORTED; /* no record of ours: where the next one starts is unknown */
     }
-    if (!error && strchr("fslp", record->kind)) error = set_metadata(parent, name, record, layer);
+    if (!error && strchr("fslpu", record->kind)) error = set_metadata(parent, name, record, layer);
     close(parent);
     return error;
 }
