@@ -55,10 +55,17 @@ static bool is_opaque(int fd) {
 
 static int put(const void *data, size_t size) { return write_all(out_fd, data, size) ? 0 : EPIPE; }
 
+/* An agent may set any time; what does not fit into nanoseconds is as far away as they reach. */
+static int64_t nanoseconds(const struct timespec *time) {
+    int64_t whole;
+    if (__builtin_mul_overflow(time->tv_sec, 1000000000LL, &whole) || __builtin_add_overflow(whole, time->tv_nsec, &whole))
+        return time->tv_sec < 0 ? INT64_MIN : INT64_MAX;
+    return whole;
+}
+
 static int send_record(char kind, const struct stat *info, const char *path, uint64_t size) {
     struct record record = {(uint8_t)kind, info->st_mode & 07777, info->st_uid, info->st_gid,
-                            info->st_mtim.tv_sec * 1000000000LL + info->st_mtim.tv_nsec, size,
-                            (uint16_t)strlen(path)};
+                            nanoseconds(&info->st_mtim), size, (uint16_t)strlen(path)};
     if ((packed_bytes += size) > archive_max_bytes || ++packed_entries > MAX_ENTRIES) return EFBIG;
     int error = put(&record, sizeof record);
     return error ? error : put(path, record.path_length);
@@ -384,7 +391,7 @@ static int set_attribute(int in, int parent, const char *name, const struct reco
 static int set_metadata(int parent, const char *name, const struct record *record, bool layer) {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT},
                                 {record->mtime_ns / 1000000000LL, record->mtime_ns % 1000000000LL}};
-    bool link = record->kind == 'l';
+    struct stat found;
     uid_t uid = archive_owner >= 0 ? (uid_t)archive_owner : record->uid;
     gid_t gid = archive_owner >= 0 ? (gid_t)archive_owner : record->gid;
     if (times[1].tv_nsec < 0) { /* before 1970 */
@@ -392,7 +399,9 @@ static int set_metadata(int parent, const char *name, const struct record *recor
         times[1].tv_nsec += 1000000000L;
     }
     if (layer && geteuid() == 0 && fchownat(parent, name, uid, gid, AT_SYMLINK_NOFOLLOW)) return errno;
-    if (!link && fchmodat(parent, name, record->mode & 07777, 0)) return errno;
+    /* A folder's turn comes at the end, when a later record may have put a link in its place: chmod would follow it. */
+    if (fstatat(parent, name, &found, AT_SYMLINK_NOFOLLOW)) return errno;
+    if (!S_ISLNK(found.st_mode) && fchmodat(parent, name, record->mode & 07777, 0)) return errno;
     utimensat(parent, name, times, AT_SYMLINK_NOFOLLOW);
     return 0;
 }
@@ -450,22 +459,25 @@ static int finish_directories(int directory, struct later *list, bool layer) {
 }
 
 /* Reads to the end even after an error, so that the sender is told instead of cut off. */
-int unpack_tree(int in, int directory, bool layer) {
-    struct later *directories = NULL;
-    int first_error = 0;
-    for (;;) {
+static int unpack_records(int in, int directory, bool layer, struct later **directories) {
+    for (int first_error = 0;;) {
         struct record record;
         char path[65536];
         if (!read_all(in, &record, sizeof record)) return ECONNABORTED;
-        if (record.kind == 'e') break;
+        if (record.kind == 'e') return first_error;
         if (record.kind == 'E') return record.size ? (int)record.size : EIO;
         if (!read_all(in, path, record.path_length)) return ECONNABORTED;
         path[record.path_length] = '\0';
-        if (record.kind == 'd' || record.kind == 'o') directories = remember(directories, &record, path);
+        if (record.kind == 'd' || record.kind == 'o') *directories = remember(*directories, &record, path);
         int error = unpack_entry(in, directory, path, &record, layer);
         if (error == ECONNABORTED) return error;
         if (!first_error) first_error = error;
     }
+}
+
+int unpack_tree(int in, int directory, bool layer) {
+    struct later *directories = NULL;
+    int first_error = unpack_records(in, directory, layer, &directories);
     int error = finish_directories(directory, directories, layer);
     return first_error ? first_error : error;
 }
