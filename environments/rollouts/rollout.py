@@ -11,8 +11,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 REWARD_ERROR = "reward_error"
 """Outcome of a rollout whose reward code failed: neither the policy's fault nor the infrastructure's."""
 PREPARE_ERROR = "prepare_error"
-"""Outcome of a rollout whose item could not be prepared or started: a fault of the environment's code."""
+"""Outcome of an item that could not be prepared or started: a fault of the environment's code."""
 VERIFY_TRIES = 3
 MOST_REWARD_ERRORS = 16
 """Equal errors of the reward code, with no reward between them, after which the run ends: more would only cost."""
@@ -71,14 +71,18 @@ class Score:
     """Parts of the score, stored and logged by name."""
 
 
-Left = FrozenWorkspace | Sandbox | None
-"""What is verified: a frozen workspace, the slot itself, or nothing."""
 RewardFunction = Callable[[Any, AgentResult, ToolContext], Awaitable[float | Verdict | Score]]
 """`compute_reward(item, result, ctx)` of an environment."""
 
 
 StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
+
+
+Left = FrozenWorkspace | Sandbox | None
+"""What is verified: a frozen workspace, the slot itself, or nothing."""
+Act = Callable[[], Awaitable[tuple[AgentResult, Left]]]
+"""The agent's work: how it ended, and what it left."""
 
 
 class StartFailed(Exception):
@@ -110,12 +114,27 @@ class RolloutRunner:
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
-        record = self._new_record(job)
+        record = self.new_record(job)
+
+        slot = AsyncExitStack()
+
+        async def act() -> tuple[AgentResult, Left]:
+            sandbox = await slot.enter_async_context(self.slot(job, record))
+            async with self.tools(job, sandbox, record) as runtime:
+                result = await self._loop(job, runtime).run(list(job.messages))
+            return result, await self.freeze(job, result, sandbox, record)
+
+        return await self.judge(job, record, act, slot)
+
+    async def judge(self, job: RolloutJob, record: RolloutRecord, act: Act, slot: AsyncExitStack) -> ScoredRollout:
+        """Let `act` end the agent's work, then verify and reward. Faults end in the record; the slot is given back."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
         try:
-            async with AsyncExitStack() as slot:
-                result, left = await self._act(job, record, slot)
+            async with slot:
+                result, left = await act()
+                if job.verification != "live":
+                    await slot.aclose()
                 if result.trainable:
                     rollout = await self._score(job, result, left, record)
         except StartFailed as error:
@@ -137,31 +156,18 @@ class RolloutRunner:
         reward = self._rewards.compute(0.0, record.metrics)
         record.verifier_score, record.score, record.reward_components = 0.0, reward.total, dict(reward.components)
 
-    async def _act(self, job: RolloutJob, record: RolloutRecord, slot: AsyncExitStack) -> tuple[AgentResult, Left]:
-        """Let the agent work in its slot; fills the record. The slot is given back, unless it is to be verified."""
+    @asynccontextmanager
+    async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
+        """The slot where the agent works; none for a rollout without tools."""
         if not job.tools.toolsets:
-            result = await self._loop(job, HandlerRuntime(_no_tool, [], job.rollout_id)).run(list(job.messages))
-            result.fill(record)
-            return result, None
+            yield None
+            return
         asked = time.monotonic()
-        sandbox = await slot.enter_async_context(self._lease(job, job.rollout_id))
-        record.timing["acquire_s"] = time.monotonic() - asked
-        record.isolation = str(getattr(sandbox, "isolation", ""))
-        await self._begin(job, sandbox)
-        async with job.runtime(sandbox) as runtime:
-            record.tools = list(runtime.schemas())
-            result = await self._loop(job, runtime).run(list(job.messages))
-        result.fill(record)
-        if not result.trainable:
-            return result, None
-        if result.outcome is Outcome.AGENT_FAULT:
-            raise AgentFault(str(result.error))
-        if job.verification == "live":
-            await sandbox.forget_state()  # else a check would run what the agent defined
-            return result, sandbox
-        frozen = await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
-        await slot.aclose()
-        return result, frozen
+        async with self._lease(job, job.rollout_id) as sandbox:
+            record.timing["acquire_s"] = time.monotonic() - asked
+            record.isolation = str(getattr(sandbox, "isolation", ""))
+            await self._begin(job, sandbox)
+            yield sandbox
 
     async def _begin(self, job: RolloutJob, sandbox: Sandbox) -> None:
         """`start` of the environment; as with `prepare`, whatever it raises loses the item and not the run."""
@@ -174,6 +180,32 @@ class RolloutRunner:
                 raise
             log.exception("item %s could not be started", job.item_id)
             raise StartFailed(f"start: {type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def tools(
+        self, job: RolloutJob, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> AsyncIterator[ToolRuntime]:
+        """The agent's tools in its slot."""
+        if sandbox is None:
+            yield HandlerRuntime(_no_tool, [], job.rollout_id)
+            return
+        async with job.runtime(sandbox) as runtime:
+            record.tools = list(runtime.schemas())
+            yield runtime
+
+    async def freeze(
+        self, job: RolloutJob, result: AgentResult, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> Left:
+        """Fill the record, and keep what the agent left in its slot when that is to be judged."""
+        result.fill(record)
+        if sandbox is None or not result.trainable:
+            return None
+        if result.outcome is Outcome.AGENT_FAULT:
+            raise AgentFault(str(result.error))
+        if job.verification == "live":
+            await sandbox.forget_state()  # else a check would run what the agent defined
+            return sandbox
+        return await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
 
     def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
         return HermesAgentLoop(
@@ -252,7 +284,8 @@ class RolloutRunner:
             return self._pool.lease_from(job.snapshot, task_id, ttl_s=job.lease_ttl_s)
         return self._pool.lease(task_id, job.spec, ttl_s=job.lease_ttl_s)
 
-    def _new_record(self, job: RolloutJob) -> RolloutRecord:
+    def new_record(self, job: RolloutJob) -> RolloutRecord:
+        """The record of a rollout that has not begun."""
         return RolloutRecord(
             rollout_id=job.rollout_id,
             group_id=job.group_id,

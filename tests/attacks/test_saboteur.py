@@ -66,7 +66,7 @@ async def play(pool: SlotPool, policy: Policy, groups: int, seed: int = 0) -> li
             await env.setup()
         for number in range(groups):
             env = kinds[number % len(kinds)]
-            records += (await env.run_group(await env.get_next_item(), number, GROUP)).records()
+            records += (await env.rollouts.run_group(await env.get_next_item(), number, GROUP)).records()
     return records
 
 

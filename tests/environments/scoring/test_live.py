@@ -42,7 +42,9 @@ async def score(pool: SlotPool, env: type[NumberEnv], commands: list[str]) -> An
         return call("terminal", {"command": commands[done]}) if done < len(commands) else "Done."
 
     async with standin_model(play) as (model, _):
-        ran = await env(pool, model, verification="live", rollout_tries=1).run_group({"id": "x", "number": 7}, 0, 1)
+        ran = await env(pool, model, verification="live", rollout_tries=1).rollouts.run_group(
+            {"id": "x", "number": 7}, 0, 1
+        )
     [record] = ran.records()
     return record
 
@@ -64,10 +66,10 @@ class Broken(NumberEnv):
 async def test_an_error_in_start_loses_the_item_and_not_the_run(pool: SlotPool) -> None:
     async with standin_model(right) as (model, standin):
         env = Broken(pool, model, rollout_tries=3, max_failed_items=1)
-        result = await env.run_group({"id": "x", "number": 7}, 0, 2)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 2)
         assert [(r.outcome, r.error) for r in result.records()] == [
             ("prepare_error", "start: KeyError: 'no such service'")
         ] * 2
         with pytest.raises(ConfigError, match="max_failed_items"):
-            await env.run_group({"id": "x", "number": 7}, 1, 2)
+            await env.rollouts.run_group({"id": "x", "number": 7}, 1, 2)
         assert standin.log == []
