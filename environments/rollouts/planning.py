@@ -19,7 +19,7 @@ from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from agent_loop.tools.policy import AskCallback
-from environments.config.settings import HermesAgentEnvConfig
+from environments.config.settings import HermesAgentEnvConfig, Verification
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
 from sandbox_pool.server.serving.wire import PROTOCOL
@@ -71,8 +71,7 @@ class RolloutJob:
     lease_ttl_s: float
     """A slot held longer than this is taken back by the pool."""
     verifier_paths: Sequence[str]
-    whole_layer: bool
-    """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+    verification: Verification
     ask: AskCallback | None = None
     always_allowed: set[str] | None = None
     """Rules that `ask` answered with "always", shared by all rollouts of the run."""
@@ -137,7 +136,7 @@ def plan_group(
         spec=spec,
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
-        whole_layer=config.verification == "layer",
+        verification=config.verification,
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,

@@ -27,7 +27,7 @@ from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError, RolloutLost
 from environments.rollouts.planning import RolloutJob, plan_group, prepared_key, seed_of
-from environments.rollouts.rollout import REWARD_ERROR, RewardFaults, RolloutRunner, hosts_asked
+from environments.rollouts.rollout import PREPARE_ERROR, REWARD_ERROR, RewardFaults, RolloutRunner, hosts_asked
 from environments.rollouts.samples import Sample, samples_of
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, drop_if_there
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREPARE_ERROR = "prepare_error"
-"""Outcome of an item that could not be prepared: nothing was sampled for it."""
 
 KNOWN_SOLUTIONS = 4096
 """Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
@@ -90,7 +88,7 @@ async def run_members(
             if rollout.record.trainable:
                 return rollout
             result.lost.append(rollout.record)
-            if rollout.record.outcome == REWARD_ERROR or time.monotonic() >= deadline:
+            if rollout.record.outcome in (REWARD_ERROR, PREPARE_ERROR) or time.monotonic() >= deadline:
                 break
         return None
 
@@ -316,6 +314,8 @@ class Rollouts:
             return rollout
 
         await run_members(result, attempt, self.env.config.rollout_tries, self.env.config.group_deadline_s, members)
+        if failed := [record for record in result.lost if record.outcome == PREPARE_ERROR]:
+            self._count_failed(result.item_id, str(failed[0].error))
 
     def runner(self, model: ModelServer | None = None) -> RolloutRunner:
         """Runs single rollouts, of this model or of the one that is open."""
@@ -424,12 +424,15 @@ class Rollouts:
                 messages=[],
             )
         )
+        self._count_failed(result.item_id, why)
+
+    def _count_failed(self, item_id: str, why: str) -> None:
         self._failed_items += 1
-        most = env.config.max_failed_items
+        most = self.env.config.max_failed_items
         if most is not None and self._failed_items > most:
             raise ConfigError(
                 f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
-                f"one is {result.item_id}: {why}"
+                f"one is {item_id}: {why}"
             )
 
     def _seed(self, group: str, member: int, attempt_number: int) -> int | None:

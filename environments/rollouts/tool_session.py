@@ -23,9 +23,9 @@ from agent_loop.turn.messages import CallIds, assistant_message, settle
 from agent_loop.turn.tool_call import ToolCallRecord
 from environments.errors import RolloutLost
 from environments.rollouts.planning import RolloutJob
+from environments.rollouts.rollout import Left
 from environments.rollouts.rollouts import Rollouts
 from environments.sandboxes import Sandbox
-from environments.scoring.contexts import FrozenWorkspace
 from sandbox_pool.errors import SandboxLost
 
 
@@ -111,15 +111,12 @@ class ToolSession:
         record = self._opened()
         result = self._result(self.messages if messages is None else list(messages))
 
-        async def act() -> tuple[AgentResult, FrozenWorkspace | None]:
-            try:
-                await self._tools.aclose()
-                return result, await self._runner.freeze(self._job, result, self._sandbox, record)
-            finally:
-                await self._slot.aclose()
+        async def act() -> tuple[AgentResult, Left]:
+            await self._tools.aclose()
+            return result, await self._runner.freeze(self._job, result, self._sandbox, record)
 
         try:
-            await self._runner.judge(self._job, record, act)
+            await self._runner.judge(self._job, record, act, self._slot)
         finally:
             await self.close()
         self._rollouts.env.keep(record)

@@ -182,6 +182,10 @@ class Sandbox:
         header = await self._ask("processes")
         return [Process(self._connection, self._header, item["process"], item["pid"]) for item in header["processes"]]
 
+    async def forget_state(self) -> None:
+        """Commands from now on start in a shell as new as that of the first one. Processes go on, files stay."""
+        await self._ask("forget_state")
+
     async def stop_processes(self) -> int:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
         return int((await self._ask("stop_processes"))["count"])

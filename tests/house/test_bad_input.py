@@ -91,7 +91,7 @@ ROWS = {
     "process terminal_tasks --env.terminal_lifetime 0": "greater than 0",
     "process terminal_tasks --env.segments some": "flag --env.segments",
     "process terminal_tasks --env.advantages some": "'mean' or 'normalized'",
-    "process terminal_tasks --env.verification some": "'workspace' or 'layer'",
+    "process terminal_tasks --env.verification some": "'workspace', 'layer' or 'live'",
     "process terminal_tasks --env.rollout_tries 0": "greater than or equal to 1",
     "process terminal_tasks --env.group_deadline_s 0": "greater than 0",
     "process terminal_tasks --env.groups_at_once 0": "greater than or equal to 1",

@@ -105,9 +105,13 @@ const char *host_view(const char *directory, long key, int userns);
 
 /* privileges.c, seccomp.c, landlock.c */
 const char *drop_init_privileges(void);
-const char *become_command(void);
-const char *install_seccomp(bool allow_inet);
+const char *become_command(int *listener);
+const char *install_seccomp(bool allow_inet, int *listener);
 const char *restrict_with_landlock(void);
+bool landlock_scopes_sockets(void);
+
+/* connect.c: connections of commands that share the host's network namespace */
+void answer_connect(int listener);
 
 /* init.c */
 void init_main(int control);
@@ -122,6 +126,7 @@ struct job {
     int out, err;      /* read ends of the command's pipes; -1 once closed */
     int input;         /* write end of a background process's stdin, or the PTY */
     int state;         /* memory file shared with the shell */
+    int listener;      /* where the kernel asks about connections of the command; -1 where it does not */
     bool pty;
 };
 

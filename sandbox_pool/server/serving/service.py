@@ -69,6 +69,7 @@ class Service:
         self._slot_ops: dict[str, SlotHandler] = {
             "exec": _exec,
             "stop_processes": _stop_processes,
+            "forget_state": _forget_state,
             "snapshot": self._snapshot,
             "serve": open_bridge,
             "network": _network,
@@ -271,6 +272,11 @@ async def _network(_slot: Slot, instance: Instance, request: Request, _body: byt
         except ValueError as error:
             raise SlotError("refused", str(error)) from None
     return {"hosts": [] if proxy is None else proxy.report()}, b""
+
+
+async def _forget_state(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
+    instance.forget_state()
+    return {}, b""
 
 
 def owner_gone(service: Service, ttl_s: float | None) -> bool:

@@ -83,7 +83,6 @@ class Builder:
             home=str(values["home"]),
             log_dir=os.path.join(str(values.get("root") or "/"), "tmp/hermes-exec"),
             env=self._environment(index, spec),
-            memory_kills=lambda: self.cgroups.memory_kills(index),
         )
         try:
             report = await instance.ready()
@@ -200,9 +199,9 @@ class Slots:
         slot.epoch += 1
         slot.task_id = task_id
         slot.layers = tuple(layers)
-        slot.memory_kills = self.builder.cgroups.memory_kills(index)
         try:
             await self._fit(slot, spec, layers)
+            slot.memory_kills = self.builder.cgroups.memory_kills(index)
         except BaseException as error:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
