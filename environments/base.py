@@ -52,6 +52,8 @@ from sandbox_pool.spec import SandboxSpec
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
 
+    from environments.rollouts.quarantine import Quarantine
+
 __all__ = [
     "AgentResult",
     "HermesAgentBaseEnv",
@@ -107,6 +109,11 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
         self._model_context: int | None = None
+        self._quarantine: Quarantine | None = None
+        if config.quarantine is not None:
+            from environments.rollouts.quarantine import Quarantine
+
+            self._quarantine = Quarantine(config.quarantine)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -188,6 +195,15 @@ class HermesAgentBaseEnv(AtroposEnv):
     def category(self, item: Any) -> str:
         """What the summary groups items by."""
         return str(item_field(item, "category") or "")
+
+    async def next_item(self) -> Any:
+        """`get_next_item`, without what `env.quarantine` lists."""
+        return await (self.get_next_item() if self._quarantine is None else self._quarantine.next_item(self))
+
+    async def chosen_evaluation_items(self) -> list[Any]:
+        """`evaluation_items`, without what `env.quarantine` lists."""
+        items = list(await self.evaluation_items())
+        return items if self._quarantine is None else self._quarantine.allowed(self, items)
 
     # Opening and closing
 
@@ -401,5 +417,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log figures of the rollouts since the last log line, and of the delivery."""
         tokens = self._packer.tokens
-        figures = {"delivery/token_fraction": tokens.fraction, "delivery/segments_waiting": self._packer.waiting}
+        figures: dict[str, Any] = {
+            "delivery/token_fraction": tokens.fraction,
+            "delivery/segments_waiting": self._packer.waiting,
+        }
+        if self._quarantine is not None:
+            figures["quarantine/left_out"] = self._quarantine.left_out
         await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

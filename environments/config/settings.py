@@ -137,6 +137,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     groups_at_once: int = Field(default=4, ge=1, description="Groups side by side in process and evaluate.")
     eval_items: int = Field(default=64, ge=0, description="Items of one evaluation.")
     eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
+    quarantine: Path | None = Field(
+        default=None, description="Items to leave out: the list that `hermes-rl validate` writes."
+    )
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 
     @model_validator(mode="after")

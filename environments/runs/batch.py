@@ -122,7 +122,7 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
 
     async def items() -> AsyncIterator[Work]:
         for index in range(total):
-            item = await env.get_next_item()
+            item = await env.next_item()
             if item is None:
                 log.info("no more items after %d", index)
                 return
@@ -144,7 +144,7 @@ async def evaluate_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: 
 
 
 async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
-    items = list(await env.evaluation_items())
+    items = await env.chosen_evaluation_items()
     if not items:
         raise ConfigError(f"{env.name} has no evaluation items: write `evaluation_items`, or raise env.eval_items")
 
@@ -208,10 +208,10 @@ def _directory(env: HermesAgentBaseEnv, suffix: str) -> Path:
 
 def _store(env: HermesAgentBaseEnv, verb: str, directory: Path, fresh: bool) -> RunStore:
     """The run's folder. It is opened before slots and model: one that cannot be used must not cost their start."""
-    return RunStore(directory, {"verb": verb, **_identity(env)}, resume=not fresh)
+    return RunStore(directory, {"verb": verb, **identity(env)}, resume=not fresh)
 
 
-def _identity(env: HermesAgentBaseEnv) -> dict[str, Any]:
+def identity(env: HermesAgentBaseEnv) -> dict[str, Any]:
     """What makes two starts the same run: the settings, but not how fast or how far to go."""
     settings = {key: value for key, value in masked(env.config).items() if key not in IGNORED_ON_RESUME}
     servers: Sequence[Any] = env.server_configs

@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(render(found))
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False).print(render(found))
     return 0
