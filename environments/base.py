@@ -41,7 +41,7 @@ from environments.rollouts.planning import (
     plan_group,
     seed_of,
 )
-from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
+from environments.rollouts.rollout import KeepFunction, RewardFaults, RolloutRunner, Score
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, ToolContext, drop_if_there
@@ -109,6 +109,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
         self._model_context: int | None = None
+        self.keep_workspace: KeepFunction | None = None
+        """Stores the workspace of each rollout; set by process and evaluate."""
         self._quarantine: Quarantine | None = None
         if config.quarantine is not None:
             from environments.rollouts.quarantine import Quarantine
@@ -303,6 +305,7 @@ class HermesAgentBaseEnv(AtroposEnv):
             self.compute_reward,
             self._reward_faults,
             None if type(self).start is HermesAgentBaseEnv.start else self.start,
+            self.keep_workspace,
         )
 
         async def run(snapshot: str | None) -> None:

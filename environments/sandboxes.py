@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +34,12 @@ class Pool(Protocol):
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone."""
+
+    def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        """A snapshot as bytes."""
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec) -> str:
+        """The inverse of `export_snapshot`, for slots of this spec."""
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Free a snapshot."""

@@ -66,6 +66,14 @@ class ServerConfig(_Strict):
         return url
 
 
+class WorkspaceSettings(_Strict):
+    """What process and evaluate keep of the workspaces that agents leave, for `hermes-rl rescore`."""
+
+    keep: bool = True
+    max_mb: float = Field(default=32.0, gt=0, description="A workspace that takes more, compressed, is left out.")
+    total_mb: float = Field(default=4096.0, gt=0, description="Of one run; further workspaces are left out.")
+
+
 class HermesAgentEnvConfig(AtroposEnvConfig):
     """Everything about an environment but its servers. Fields of atroposlib's BaseEnvConfig keep their meaning."""
 
@@ -139,6 +147,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
     quarantine: Path | None = Field(
         default=None, description="Items to leave out: the list that `hermes-rl validate` writes."
+    )
+    workspaces: WorkspaceSettings = Field(
+        default_factory=WorkspaceSettings, description="Workspaces that process and evaluate keep, for rescore."
     )
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 

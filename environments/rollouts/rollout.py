@@ -77,6 +77,10 @@ StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
 
+KeepFunction = Callable[[str, FrozenWorkspace], Awaitable[None]]
+"""Stores what a rollout left; it never raises."""
+
+
 async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
     raise AssertionError("a rollout without tools has no calls to run")
 
@@ -92,6 +96,7 @@ class RolloutRunner:
         reward: RewardFunction,
         faults: RewardFaults,
         start: StartFunction | None = None,
+        keep: KeepFunction | None = None,
     ) -> None:
         self._pool = pool
         self._server = server
@@ -99,6 +104,7 @@ class RolloutRunner:
         self._reward = reward
         self._faults = faults
         self._start = start
+        self._keep = keep
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
@@ -167,6 +173,8 @@ class RolloutRunner:
         started = time.monotonic()
         seen: set[str] = set()
         try:
+            if self._keep is not None and frozen is not None:
+                await self._keep(job.rollout_id, frozen)
             while True:
                 try:
                     return await self._verify(job, result, frozen, record)

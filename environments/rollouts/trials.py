@@ -115,14 +115,20 @@ class Trials:
             if frozen is not None:
                 await frozen.close()
 
-    async def verified(self, item: Any, result: AgentResult, frozen: FrozenWorkspace | None) -> Score:
-        """The score of a frozen workspace; SandboxError when slots fail again and again."""
-        if frozen is None:
+    async def verified(
+        self, item: Any, result: AgentResult, frozen: FrozenWorkspace | None, start: str | None = None
+    ) -> Score:
+        """The score of a frozen workspace; SandboxError when slots fail again and again.
+
+        `start` is a snapshot to judge instead, for rollouts that had no tools and so no workspace.
+        """
+        start = start if frozen is None else frozen.start
+        if start is None:
             return Score(0.0)
         pool = opened_pool(self.env)
         for left in reversed(range(VERIFY_TRIES)):
             task_id = self._task_id("verify")
-            context = ToolContext(pool.lease_from(frozen.start, task_id), frozen, task_id, self.env.verifier_paths)
+            context = ToolContext(pool.lease_from(start, task_id), frozen, task_id, self.env.verifier_paths)
             try:
                 return as_score(await self.env.compute_reward(item, result, context))
             except (SandboxFileError, CheckTimeout, AgentFault, SandboxDestroyed):

@@ -19,6 +19,7 @@ from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.config.loader import masked
 from environments.errors import ConfigError, RunFailed
+from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
@@ -110,7 +111,9 @@ def _check_same(store: RunStore, piece: Work) -> None:
         )
 
 
-IGNORED_ON_RESUME = frozenset({"groups_at_once", "total_steps", "eval_items", "run_dir", "pool", "drain_timeout_s"})
+IGNORED_ON_RESUME = frozenset(
+    {"groups_at_once", "total_steps", "eval_items", "run_dir", "pool", "drain_timeout_s", "workspaces"}
+)
 """Settings that may change between two starts of a run without making it another run."""
 
 
@@ -159,6 +162,9 @@ async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
 
 
 async def _run(env: HermesAgentBaseEnv, works: AsyncIterator[Work], total: int, run: Any, store: RunStore) -> int:
+    settings = env.config.workspaces
+    if settings.keep:
+        env.keep_workspace = KeptWorkspaces(store.directory / "workspaces", settings).keep
     stop = Stop()
     with stop.on_signals(), progress_for() as progress:
         tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
@@ -215,4 +221,5 @@ def identity(env: HermesAgentBaseEnv) -> dict[str, Any]:
     """What makes two starts the same run: the settings, but not how fast or how far to go."""
     settings = {key: value for key, value in masked(env.config).items() if key not in IGNORED_ON_RESUME}
     servers: Sequence[Any] = env.server_configs
-    return {"environment": env.name, "env": settings, "openai": [masked(server) for server in servers]}
+    kind = f"{type(env).__module__}:{type(env).__qualname__}"
+    return {"environment": env.name, "class": kind, "env": settings, "openai": [masked(server) for server in servers]}

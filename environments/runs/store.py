@@ -109,6 +109,7 @@ class RunStore:
     def _clear(self) -> None:
         for path in (self.rollouts_path, self._groups_path, self._config_path):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.directory / "workspaces", ignore_errors=True)
 
     def _check_whose(self) -> None:
         """RunDiffers for rollouts that no run of this kind wrote: they would be taken for an unfinished group's."""

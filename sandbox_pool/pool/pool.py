@@ -16,7 +16,7 @@ import concurrent.futures
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -252,6 +252,18 @@ class SlotPool:
         client = await host.client_here()
         workdir = self._snapshots.spec_of(snapshot).workdir
         await client.download_snapshot(copy, workdir, local, limits or TreeLimits())
+
+    async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        """A snapshot as bytes, to be kept or brought to another pool."""
+        host, copy = self._snapshots.host_of(snapshot)
+        client = await host.client_here()
+        async for chunk in client.export_snapshot(copy):
+            yield chunk
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec | None = None) -> str:
+        """Bring back what `export_snapshot` gave, on a host with slots of this spec; its name in this pool."""
+        async with await self.acquire(task_id, spec) as lease:
+            return await lease.import_snapshot(chunks)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot on every host that has a copy."""
