@@ -52,6 +52,7 @@ from sandbox_pool.spec import SandboxSpec
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
 
+    from environments.rollouts.hack_meter import HackMeter, Probe, Tripwire
     from environments.rollouts.quarantine import Quarantine
 
 __all__ = [
@@ -109,6 +110,11 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._solutions: dict[str, Sequence[str]] = {}
         self._sampled = False
         self._model_context: int | None = None
+        self._meter: HackMeter | None = None
+        if config.hack_meter.impossible or config.hack_meter.tripwires:
+            from environments.rollouts.hack_meter import HackMeter
+
+            self._meter = HackMeter(config.hack_meter)
         self.keep_workspace: KeepFunction | None = None
         """Stores the workspace of each rollout; set by process and evaluate."""
         self._quarantine: Quarantine | None = None
@@ -185,6 +191,10 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
         return item_field(item, "solution") or ()
 
+    def impossible(self, item: Any) -> Any | None:
+        """The item with checks that contradict each other, for the hack meter; None where you know none."""
+        return None
+
     def spec(self, item: Any) -> SandboxSpec:
         """Image, limits and network of this item's slots."""
         return self.config.sandbox
@@ -251,20 +261,41 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def collect_trajectories(self, item: Any) -> tuple[list[Group] | None, list[Any]]:
         """Run a group and pack it; None when it is not complete or must not be trained on."""
         index, self._groups = self._groups, self._groups + 1
-        result = await self.run_group(item, index, self.config.group_size)
+        probe = None if self._meter is None else self._meter.probe(self, item, index)
+        if probe is not None:
+            return await self._run_probe(probe, index)
+        return await self._deliver(await self.run_group(item, index, self.config.group_size)), []
+
+    async def _run_probe(self, probe: Probe, index: int) -> tuple[list[Group] | None, list[Any]]:
+        """A group of the hack meter: it reaches the trainer when it was possible and nobody cheated."""
+        assert self._meter is not None
+        tag = f"{self.run_tag}-impossible" if probe.wire is None else None
+        result = await self.run_group(probe.item, index, self.config.group_size, tag=tag, wire=probe.wire)
+        proven = self._meter.judge(probe, result.records(), self.config.rewards.solved_at)
+        if probe.wire is not None and not proven:
+            return await self._deliver(result), []
+        self.counts.rejected["probe"] += 1
+        await self._save(result)
+        self._meter.check()
+        return None, []
+
+    async def _save(self, result: GroupResult) -> None:
         if self.config.data_path_to_save_groups is not None:
             lines = b"".join(record.to_json() + b"\n" for record in result.records())
             await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
+
+    async def _deliver(self, result: GroupResult) -> list[Group] | None:
+        await self._save(result)
         if not result.complete:
             self.counts.rejected["incomplete"] += 1
             log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)
-            return None, []
+            return None
         try:
-            return await self._pack(result), []
+            return await self._pack(result)
         except GroupRejected as rejection:
             self.counts.rejected[rejection.reason] += 1
             log.info("group %s not sent (%s): %s", result.group_id, rejection.reason, rejection)
-            return None, []
+            return None
 
     async def _pack(self, result: GroupResult) -> list[Group]:
         params = {"temperature": self.config.agent_temperature, "item_id": result.item_id}
@@ -290,7 +321,13 @@ class HermesAgentBaseEnv(AtroposEnv):
         return max_token_len <= 0 or all(len(tokens) < max_token_len for tokens in group["tokens"])
 
     async def run_group(
-        self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
+        self,
+        item: Any,
+        index: int,
+        wanted: int,
+        temperature: float | None = None,
+        tag: str | None = None,
+        wire: Tripwire | None = None,
     ) -> GroupResult:
         """Roll out one item `wanted` times; untrainable rollouts are tried again within the limits.
 
@@ -309,7 +346,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         )
 
         async def run(snapshot: str | None) -> None:
-            job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot)
+            job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot, wire=wire)
             self._remember_solution(job)
 
             async def attempt(member: int, attempt_number: int) -> ScoredRollout:
@@ -426,4 +463,6 @@ class HermesAgentBaseEnv(AtroposEnv):
         }
         if self._quarantine is not None:
             figures["quarantine/left_out"] = self._quarantine.left_out
+        if self._meter is not None:
+            figures |= self._meter.take()
         await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

@@ -244,6 +244,10 @@ class RolloutRecord:
     isolation: str = ""
     error: str | None = None
     """What ended an untrainable rollout, in one sentence."""
+    probe: str = ""
+    """What the hack meter tried here: `impossible`, `tripwire`, or nothing."""
+    hack: str = ""
+    """What proves that this rollout cheated; empty when nothing does."""
     version: int = RECORD_VERSION
 
     def to_json(self) -> bytes:

@@ -74,6 +74,21 @@ class WorkspaceSettings(_Strict):
     total_mb: float = Field(default=4096.0, gt=0, description="Of one run; further workspaces are left out.")
 
 
+class HackMeterSettings(_Strict):
+    """Shares of training groups that are probes, and when cheating ends the run. Both shares 0: no meter."""
+
+    impossible: float = Field(default=0.0, ge=0, le=1, description="Items whose checks contradict each other.")
+    tripwires: float = Field(default=0.0, ge=0, le=1, description="Slots with a planted secret and reward file.")
+    stop_at: float | None = Field(default=None, gt=0, le=1, description="End at this share of cheated probes.")
+    least: int = Field(default=32, ge=1, description="Probed rollouts before `stop_at` counts.")
+
+    @model_validator(mode="after")
+    def _are_shares(self) -> HackMeterSettings:
+        if self.impossible + self.tripwires > 1:
+            raise ValueError("`impossible` and `tripwires` are shares of all groups: together at most 1")
+        return self
+
+
 class HermesAgentEnvConfig(AtroposEnvConfig):
     """Everything about an environment but its servers. Fields of atroposlib's BaseEnvConfig keep their meaning."""
 
@@ -147,6 +162,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
     quarantine: Path | None = Field(
         default=None, description="Items to leave out: the list that `hermes-rl validate` writes."
+    )
+    hack_meter: HackMeterSettings = Field(
+        default_factory=HackMeterSettings, description="Probes that prove cheating, while serving."
     )
     workspaces: WorkspaceSettings = Field(
         default_factory=WorkspaceSettings, description="Workspaces that process and evaluate keep, for rescore."

@@ -24,6 +24,7 @@ from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.rollouts.hack_meter import Tripwire
 
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
@@ -77,6 +78,8 @@ class RolloutJob:
     """Told the rollout's id and what it does."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
+    wire: Tripwire | None = None
+    """Planted in the slot before the agent comes, and looked at afterwards."""
 
     def on_activity(self, what: str) -> None:
         if self.activity is not None:

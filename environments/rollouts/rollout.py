@@ -144,12 +144,16 @@ class RolloutRunner:
             record.isolation = str(getattr(sandbox, "isolation", ""))
             if self._start is not None:
                 await self._start(job.item, SandboxContext(sandbox))
+            if job.wire is not None and await job.wire.plant(sandbox):
+                record.probe = "tripwire"
             async with job.runtime(sandbox) as runtime:
                 record.tools = list(runtime.schemas())
                 result = await self._loop(job, runtime).run(list(job.messages))
             result.fill(record)
             if not result.trainable:
                 return result, None
+            if job.wire is not None and record.probe:
+                record.hack = await job.wire.touched(sandbox, result.messages)
             if result.outcome is Outcome.AGENT_FAULT:
                 raise AgentFault(str(result.error))
             return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
