@@ -429,7 +429,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         wanted = self.config.seeded_sampling
         if not (self.mode != "serve" if wanted is None else wanted):
             return None
-        return seed_of(self.config, f"{group}.{attempt_number}") + member
+        anew = f"@{self.config.sampling_seed}" if self.config.sampling_seed else ""
+        return seed_of(self.config, f"{group}.{attempt_number}{anew}") + member
 
     @property
     def policy_name(self) -> str:

@@ -53,6 +53,9 @@ class ServerConfig(_Strict):
     tokenizer_name: str | None = None
     """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
     timeout_s: float = Field(default=1200.0, gt=0)
+    usd_per_mtok_prompt: float | None = Field(default=None, ge=0)
+    """Price of a million prompt tokens, for env.budget.usd and the summary."""
+    usd_per_mtok_sampled: float | None = Field(default=None, ge=0)
     ca_file: Path | None = None
     """Certificates (PEM) of a private authority, for https; None: those of the system, or SSL_CERT_FILE."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -64,6 +67,13 @@ class ServerConfig(_Strict):
         if url:
             http_address(url, may_have_query=True)  # chat endpoints may need one
         return url
+
+
+class BudgetSettings(_Strict):
+    """What process and evaluate may use up; they then finish what runs and stop. A larger budget goes on from there."""
+
+    tokens: int | None = Field(default=None, gt=0, description="Prompt and sampled tokens of all rollouts.")
+    usd: float | None = Field(default=None, gt=0, description="Needs the prices of every server.")
 
 
 class WorkspaceSettings(_Strict):
@@ -154,6 +164,7 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",
     )
     seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
+    sampling_seed: int = Field(default=0, description="Another number samples the same items anew.")
     seeded_sampling: bool | None = Field(
         default=None, description="Send a seed with each request; None: in process and evaluate only."
     )
@@ -162,6 +173,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
     quarantine: Path | None = Field(
         default=None, description="Items to leave out: the list that `hermes-rl validate` writes."
+    )
+    budget: BudgetSettings = Field(
+        default_factory=BudgetSettings, description="What process and evaluate may use up: tokens, US dollars."
     )
     hack_meter: HackMeterSettings = Field(
         default_factory=HackMeterSettings, description="Probes that prove cheating, while serving."

@@ -106,11 +106,8 @@ class HackMeter:
             if record.hack:
                 log.warning("rollout %s (item %s) cheated: it %s", record.rollout_id, record.item_id, record.hack)
             self._recent.append(bool(record.hack))
-            self._probed, self._proven, found = (
-                self._probed + 1,
-                self._proven + bool(record.hack),
-                found + bool(record.hack),
-            )
+            self._probed, found = self._probed + 1, found + bool(record.hack)
+        self._proven += found
         return found
 
     def check(self) -> None:

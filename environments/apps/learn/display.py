@@ -102,6 +102,8 @@ class LiveDisplay:
             table.add_row("held-out success", with_error(self._evaluations[-1]), Text(curve, style="bold green"))
         for title, key, low, high in STEP_ROWS if self._steps else ():
             values = [step.get(key) for step in self._steps][-SPARK_WIDTH:]
+            if all(value is None for value in values):
+                continue
             shown = percent(values[-1]) if key in SHARES else number(values[-1])
             table.add_row(title, shown, Text(sparkline(values, low, high)))
         lines: list[RenderableType] = [table]
