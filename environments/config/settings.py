@@ -79,7 +79,7 @@ class BudgetSettings(_Strict):
 class WorkspaceSettings(_Strict):
     """What process and evaluate keep of the workspaces that agents leave, for `hermes-rl rescore`."""
 
-    keep: bool = True
+    keep: bool = Field(default=True, description="Whether they are kept at all.")
     max_mb: float = Field(default=32.0, gt=0, description="A workspace that takes more, compressed, is left out.")
     total_mb: float = Field(default=4096.0, gt=0, description="Of one run; further workspaces are left out.")
 
