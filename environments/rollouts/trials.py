@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from agent_loop.model.contract import Message
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, TurnRecord
-from environments.rollouts.group import prepared
 from environments.rollouts.planning import first_messages
 from environments.rollouts.rollout import VERIFY_TRIES, Score, as_score
+from environments.rollouts.rollouts import prepared
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext, drop_if_there
 from environments.scoring.verification import AgentFault, CheckTimeout

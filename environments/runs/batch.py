@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +19,7 @@ from environments.atropos.stops import Stop
 from environments.config.loader import masked
 from environments.config.settings import ServerConfig
 from environments.errors import ConfigError, RunFailed
+from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
@@ -27,7 +27,6 @@ from environments.runs.summary import Summary, print_summary, summarize
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
-    from environments.rollouts.group import GroupResult
 
 log = logging.getLogger(__name__)
 
@@ -176,10 +175,10 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
             yield Work(index, env.item_id(item), item)
 
     async def run(work: Work) -> GroupResult:
-        return await env.run_group(work.item, work.index, env.config.group_size)
+        return await env.rollouts.run_group(work.item, work.index, env.config.group_size)
 
     with _store(env, "process", out or _directory(env, ""), fresh) as store:
-        async with opened(env, "process"):
+        async with Rollouts(env, mode="process"):
             return await _run(env, items(), total, run, store)
 
 
@@ -188,7 +187,7 @@ async def evaluate_run(
 ) -> int:
     """Run the evaluation items, `eval_samples` rollouts each; runs with the same `spending` share budget and stop."""
     with _store(env, "evaluate", out or _directory(env, "-eval"), fresh) as store:
-        async with opened(env, "evaluate"):
+        async with Rollouts(env, mode="evaluate"):
             return await _evaluate(env, store, spending)
 
 
@@ -202,7 +201,7 @@ async def _evaluate(env: HermesAgentBaseEnv, store: RunStore, spending: Spending
             yield Work(index, env.item_id(item), item)
 
     async def run(work: Work) -> GroupResult:
-        return await env.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
+        return await env.rollouts.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
 
     return await _run(env, works(), len(items), run, store, spending)
 
@@ -256,18 +255,6 @@ def finish(env: HermesAgentBaseEnv, store: RunStore, tally: Tally) -> Summary:
     write_whole(store.directory / "summary.json", summary.to_json())
     log.info("%s; %d SFT examples; %s", tally.line(), examples, store.rollouts_path)
     return summary
-
-
-@asynccontextmanager
-async def opened(env: HermesAgentBaseEnv, mode: str) -> AsyncIterator[None]:
-    """Pool and model open, items ready; closed however the block ends."""
-    env.mode = mode
-    try:
-        await env.open_up()
-        await env.setup()
-        yield
-    finally:
-        await env.shut_down()
 
 
 def _directory(env: HermesAgentBaseEnv, suffix: str) -> Path:

@@ -17,7 +17,7 @@ from environments.base import (
     ToolContext,
     Verdict,
 )
-from environments.terminal_tasks import TerminalTask, TerminalTasks
+from environments.terminal_tasks import TerminalTask, TerminalTasks, task_from_id
 from environments.terminal_tasks.checks import FileIs, Missing
 
 LEVELS = range(5)
@@ -82,6 +82,12 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
         """A file that must hold a text and must not be there."""
         contradiction = (FileIs("answer.check", "done"), Missing("answer.check"))
         return replace(item, checks=(*item.checks, *contradiction))
+
+    def item_to_json(self, item: TerminalTask) -> str:
+        return item.id
+
+    def item_from_json(self, data: str) -> TerminalTask:
+        return task_from_id(data)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Where in the stream training is."""
