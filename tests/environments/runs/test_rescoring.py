@@ -121,6 +121,7 @@ async def test_nothing_is_kept_when_it_is_switched_off(pool: SlotPool, tmp_path:
 @pytest.mark.parametrize(
     "data",
     [b"nonsense", gzip.compress(b"m" * 100)[:-9], gzip.compress(bytes(1 << 24))],
+    ids=["not compressed", "cut off", "not a snapshot"],
 )
 async def test_damaged_files_are_refused(pool: SlotPool, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.0.gz").write_bytes(data)
