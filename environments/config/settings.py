@@ -56,6 +56,7 @@ class ServerConfig(_Strict):
     usd_per_mtok_prompt: float | None = Field(default=None, ge=0)
     """Price of a million prompt tokens, for env.budget.usd and the summary."""
     usd_per_mtok_sampled: float | None = Field(default=None, ge=0)
+    """Price of a million sampled tokens."""
     ca_file: Path | None = None
     """Certificates (PEM) of a private authority, for https; None: those of the system, or SSL_CERT_FILE."""
     options: dict[str, Any] = Field(default_factory=dict)

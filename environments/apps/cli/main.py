@@ -39,6 +39,8 @@ VERBS = {
 }
 """The help lines stand here, so that `hermes-rl --help` imports no verb."""
 
+SCORES = ("compare", "rescore", "validate")
+"""Verbs whose modules are in the folder of that name."""
 OTHER_PACKAGES = ("agent_loop", "tool_parsers", "sandbox_pool")
 
 
@@ -62,7 +64,8 @@ class _PrintVersion(argparse.Action):
 
 
 def load_verb(name: str) -> Verb:
-    return cast("Verb", importlib.import_module(f"environments.apps.cli.{name.replace('-', '_')}"))
+    folder = "scores." if name in SCORES else ""
+    return cast("Verb", importlib.import_module(f"environments.apps.cli.{folder}{name.replace('-', '_')}"))
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
