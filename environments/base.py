@@ -31,7 +31,7 @@ from environments.config.settings import HermesAgentEnvConfig, RunConfig, Server
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
 from environments.rollouts.planning import choose_tools, content_id, item_field, longest_sequence
-from environments.rollouts.rollout import Score
+from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool
@@ -42,6 +42,9 @@ from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
+
+    from environments.rollouts.hack_meter import HackMeter, Probe
+    from environments.rollouts.quarantine import Quarantine
 
 __all__ = [
     "AgentResult",
@@ -94,6 +97,18 @@ class HermesAgentBaseEnv(AtroposEnv):
         self.known_solutions: dict[str, Sequence[str]] = {}
         """Prompt -> shell commands that solve it, for the stand-in."""
         self._model_context: int | None = None
+        self._meter: HackMeter | None = None
+        if config.hack_meter.impossible or config.hack_meter.tripwires:
+            from environments.rollouts.hack_meter import HackMeter
+
+            self._meter = HackMeter(config.hack_meter)
+        self.keep_workspace: KeepFunction | None = None
+        """Stores the workspace of each rollout; set by process and evaluate."""
+        self._quarantine: Quarantine | None = None
+        if config.quarantine is not None:
+            from environments.rollouts.quarantine import Quarantine
+
+            self._quarantine = Quarantine(config.quarantine)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self.reward_terms = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -167,6 +182,10 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
         return item_field(item, "solution") or ()
 
+    def impossible(self, item: Any) -> Any | None:
+        """The item with checks that contradict each other, for the hack meter; None where you know none."""
+        return None
+
     def spec(self, item: Any) -> SandboxSpec:
         """Image, limits and network of this item's slots."""
         return self.config.sandbox
@@ -189,6 +208,15 @@ class HermesAgentBaseEnv(AtroposEnv):
     def category(self, item: Any) -> str:
         """What the summary groups items by."""
         return str(item_field(item, "category") or "")
+
+    async def next_item(self) -> Any:
+        """`get_next_item`, without what `env.quarantine` lists."""
+        return await (self.get_next_item() if self._quarantine is None else self._quarantine.next_item(self))
+
+    async def chosen_evaluation_items(self) -> list[Any]:
+        """`evaluation_items`, without what `env.quarantine` lists."""
+        items = list(await self.evaluation_items())
+        return items if self._quarantine is None else self._quarantine.allowed(self, items)
 
     # Opening and closing
 
@@ -238,20 +266,42 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def collect_trajectories(self, item: Any) -> tuple[list[Group] | None, list[Any]]:
         """Run a group and pack it; None when it is not complete or must not be trained on."""
-        result = await self.rollouts.run_group(item, self.rollouts.next_index(), self.config.group_size)
+        index = self.rollouts.next_index()
+        probe = None if self._meter is None else self._meter.probe(self, item, index)
+        if probe is not None:
+            return await self._run_probe(probe, index)
+        return await self._deliver(await self.rollouts.run_group(item, index, self.config.group_size)), []
+
+    async def _run_probe(self, probe: Probe, index: int) -> tuple[list[Group] | None, list[Any]]:
+        """A group of the hack meter: it reaches the trainer when it was possible and nobody cheated."""
+        assert self._meter is not None
+        tag = f"{self.rollouts.run_tag}-impossible" if probe.wire is None else None
+        result = await self.rollouts.run_group(probe.item, index, self.config.group_size, tag=tag, wire=probe.wire)
+        proven = self._meter.judge(probe, result.records(), self.config.rewards.solved_at)
+        if probe.wire is not None and not proven:
+            return await self._deliver(result), []
+        self.counts.rejected["probe"] += 1
+        await self._save(result)
+        self._meter.check()
+        return None, []
+
+    async def _save(self, result: GroupResult) -> None:
         if self.config.data_path_to_save_groups is not None:
             lines = b"".join(record.to_json() + b"\n" for record in result.records())
             await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
+
+    async def _deliver(self, result: GroupResult) -> list[Group] | None:
+        await self._save(result)
         if not result.complete:
             self.counts.rejected["incomplete"] += 1
             log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)
-            return None, []
+            return None
         try:
-            return await self._pack(result), []
+            return await self._pack(result)
         except GroupRejected as rejection:
             self.counts.rejected[rejection.reason] += 1
             log.info("group %s not sent (%s): %s", result.group_id, rejection.reason, rejection)
-            return None, []
+            return None
 
     async def _pack(self, result: GroupResult) -> list[Group]:
         params = {"temperature": self.config.agent_temperature, "item_id": result.item_id}
@@ -304,5 +354,12 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log figures of the rollouts since the last log line, and of the delivery."""
         tokens = self._packer.tokens
-        figures = {"delivery/token_fraction": tokens.fraction, "delivery/segments_waiting": self._packer.waiting}
+        figures: dict[str, Any] = {
+            "delivery/token_fraction": tokens.fraction,
+            "delivery/segments_waiting": self._packer.waiting,
+        }
+        if self._quarantine is not None:
+            figures["quarantine/left_out"] = self._quarantine.left_out
+        if self._meter is not None:
+            figures |= self._meter.take()
         await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

@@ -99,6 +99,29 @@ class AgentResult:
     truncations: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def from_record(cls, record: RolloutRecord) -> AgentResult:
+        """What a stored rollout knows of its result; tool calls without the text, which the tool messages have."""
+        known = {outcome.value for outcome in Outcome}
+        return cls(
+            messages=record.messages,
+            turns_used=len(record.turns),
+            finished_naturally=record.outcome == Outcome.FINISHED.value,
+            outcome=Outcome(record.outcome) if record.outcome in known else Outcome.FINISHED,
+            error=record.error,
+            turns=[TurnRecord(**turn) for turn in record.turns],
+            tool_calls=[ToolCallRecord(**call) for call in record.tool_calls],
+            metrics=record.metrics,
+            segments=record.segments,
+            wire_log=lambda: record.sampled_calls,
+            truncations=record.truncations,
+            timing=record.timing,
+            tool_calls_attempted=int(record.metrics.get("tool_calls_attempted", 0)),
+            tool_calls_schema_valid=int(record.metrics.get("tool_calls_schema_valid", 0)),
+            tool_calls_executed_ok=int(record.metrics.get("tool_calls_executed_ok", 0)),
+            tool_calls_exec_error=int(record.metrics.get("tool_calls_exec_error", 0)),
+        )
+
     @property
     def sampled_calls(self) -> list[SampledCall]:
         """Every request to the model as it went over the wire; empty when the server gives no tokens."""
@@ -224,6 +247,10 @@ class RolloutRecord:
     rollout. Empty without network rules."""
     error: str | None = None
     """What ended an untrainable rollout, in one sentence."""
+    probe: str = ""
+    """What the hack meter tried here: `impossible`, `tripwire`, or nothing."""
+    hack: str = ""
+    """What proves that this rollout cheated; empty when nothing does."""
     version: int = RECORD_VERSION
 
     def to_json(self) -> bytes:

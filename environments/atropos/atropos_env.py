@@ -267,8 +267,12 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
 
         return ServeHooks(self._next_item, self._run_group, self.evaluate, self._on_step, self._checkpoint, pace)
 
+    async def next_item(self) -> Any:
+        """What `serve` asks for the next item."""
+        return await self.get_next_item()
+
     async def _next_item(self) -> Any:
-        return self.backlog.pop() if self.backlog else await self.get_next_item()
+        return self.backlog.pop() if self.backlog else await self.next_item()
 
     async def _run_group(self, item: Any) -> None:
         group, backlog = await self.collect_trajectories(item)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from environments.atropos.api import ApiLink, EnvStatus, StoppedWaiting
 from environments.atropos.outbox import Outbox
 from environments.atropos.stops import Stop
-from environments.errors import ConfigError
+from environments.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from environments.atropos.atropos_env import AtroposEnvConfig
@@ -296,7 +296,7 @@ class ServeLoop:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | RunFailed):
             raise error
         if error is not None:
             self.counts.failed += 1

@@ -53,6 +53,10 @@ class ServerConfig(_Strict):
     tokenizer_name: str | None = None
     """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
     timeout_s: float = Field(default=1200.0, gt=0)
+    usd_per_mtok_prompt: float | None = Field(default=None, ge=0)
+    """Price of a million prompt tokens, for env.budget.usd and the summary."""
+    usd_per_mtok_sampled: float | None = Field(default=None, ge=0)
+    """Price of a million sampled tokens."""
     ca_file: Path | None = None
     """Certificates (PEM) of a private authority, for https; None: those of the system, or SSL_CERT_FILE."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -64,6 +68,36 @@ class ServerConfig(_Strict):
         if url:
             http_address(url, may_have_query=True)  # chat endpoints may need one
         return url
+
+
+class BudgetSettings(_Strict):
+    """What process and evaluate may use up; they then finish what runs and stop. A larger budget goes on from there."""
+
+    tokens: int | None = Field(default=None, gt=0, description="Prompt and sampled tokens of all rollouts.")
+    usd: float | None = Field(default=None, gt=0, description="Needs the prices of every server.")
+
+
+class WorkspaceSettings(_Strict):
+    """What process and evaluate keep of the workspaces that agents leave, for `hermes-rl rescore`."""
+
+    keep: bool = Field(default=True, description="Whether they are kept at all.")
+    max_mb: float = Field(default=32.0, gt=0, description="A workspace that takes more, compressed, is left out.")
+    total_mb: float = Field(default=4096.0, gt=0, description="Of one run; further workspaces are left out.")
+
+
+class HackMeterSettings(_Strict):
+    """Shares of training groups that are probes, and when cheating ends the run. Both shares 0: no meter."""
+
+    impossible: float = Field(default=0.0, ge=0, le=1, description="Items whose checks contradict each other.")
+    tripwires: float = Field(default=0.0, ge=0, le=1, description="Slots with a planted secret and reward file.")
+    stop_at: float | None = Field(default=None, gt=0, le=1, description="End at this share of cheated probes.")
+    least: int = Field(default=32, ge=1, description="Probed rollouts before `stop_at` counts.")
+
+    @model_validator(mode="after")
+    def _are_shares(self) -> HackMeterSettings:
+        if self.impossible + self.tripwires > 1:
+            raise ValueError("`impossible` and `tripwires` are shares of all groups: together at most 1")
+        return self
 
 
 class HermesAgentEnvConfig(AtroposEnvConfig):
@@ -137,12 +171,25 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         description="What verifiers see: the workspace on a clean system, the slot's whole layer, or the running slot.",
     )
     seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
+    sampling_seed: int = Field(default=0, description="Another number samples the same items anew.")
     seeded_sampling: bool | None = Field(
         default=None, description="Send a seed with each request; None: in process and evaluate only."
     )
     groups_at_once: int = Field(default=4, ge=1, description="Groups side by side in process and evaluate.")
     eval_items: int = Field(default=64, ge=0, description="Items of one evaluation.")
     eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
+    quarantine: Path | None = Field(
+        default=None, description="Items to leave out: the list that `hermes-rl validate` writes."
+    )
+    budget: BudgetSettings = Field(
+        default_factory=BudgetSettings, description="What process and evaluate may use up: tokens, US dollars."
+    )
+    hack_meter: HackMeterSettings = Field(
+        default_factory=HackMeterSettings, description="Probes that prove cheating, while serving."
+    )
+    workspaces: WorkspaceSettings = Field(
+        default_factory=WorkspaceSettings, description="Workspaces that process and evaluate keep, for rescore."
+    )
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 
     @model_validator(mode="after")

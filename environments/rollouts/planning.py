@@ -27,6 +27,7 @@ from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.rollouts.hack_meter import Tripwire
 
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
@@ -81,6 +82,8 @@ class RolloutJob:
     """Prepared state of the group, when the environment prepares one."""
     prepared_network: Sequence[dict[str, Any]] = ()
     """Hosts asked for while it was prepared."""
+    wire: Tripwire | None = None
+    """Planted in the slot before the agent comes, and looked at afterwards."""
 
     def on_activity(self, what: str) -> None:
         if self.activity is not None:

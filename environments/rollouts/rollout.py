@@ -79,6 +79,9 @@ StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
 
+KeepFunction = Callable[[str, FrozenWorkspace], Awaitable[None]]
+"""Stores what a rollout left; it never raises."""
+
 Left = FrozenWorkspace | Sandbox | None
 """What is verified: a frozen workspace, the slot itself, or nothing."""
 Act = Callable[[], Awaitable[tuple[AgentResult, Left]]]
@@ -104,6 +107,7 @@ class RolloutRunner:
         reward: RewardFunction,
         faults: RewardFaults,
         start: StartFunction | None = None,
+        keep: KeepFunction | None = None,
     ) -> None:
         self._pool = pool
         self._server = server
@@ -111,6 +115,7 @@ class RolloutRunner:
         self._reward = reward
         self._faults = faults
         self._start = start
+        self._keep = keep
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
@@ -167,6 +172,8 @@ class RolloutRunner:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
             await self._begin(job, sandbox)
+            if job.wire is not None and await job.wire.plant(sandbox):
+                record.probe = "tripwire"
             yield sandbox
 
     async def _begin(self, job: RolloutJob, sandbox: Sandbox) -> None:
@@ -203,6 +210,8 @@ class RolloutRunner:
         record.network += await hosts_asked(sandbox, "rollout")
         if not result.trainable:
             return None
+        if job.wire is not None and record.probe:
+            record.hack = await job.wire.touched(sandbox, result.messages)
         if result.outcome is Outcome.AGENT_FAULT:
             raise AgentFault(str(result.error))
         if job.verification == "live":
@@ -227,6 +236,8 @@ class RolloutRunner:
         started = time.monotonic()
         seen: set[str] = set()
         try:
+            if self._keep is not None and isinstance(left, FrozenWorkspace):
+                await self._keep(job.rollout_id, left)
             while True:
                 try:
                     return await self._verify(job, result, left, record)

@@ -109,6 +109,7 @@ class RunStore:
     def _clear(self) -> None:
         for path in (self.rollouts_path, self._groups_path, self._config_path):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.directory / "workspaces", ignore_errors=True)
 
     def _check_whose(self) -> None:
         """RunDiffers for rollouts that no run of this kind wrote: they would be taken for an unfinished group's."""
@@ -119,14 +120,7 @@ class RunStore:
             )
 
     def _check_config(self) -> None:
-        path = self._config_path
-        if path.exists() and self._complete_groups():
-            stored = _whole_object(path)
-            if changed := _first_difference(stored, self._config):
-                raise RunDiffers(
-                    f"{self.directory} holds a run with another {changed}: choose another --out, or --fresh"
-                )
-        write_whole(path, orjson.dumps(self._config, option=orjson.OPT_INDENT_2))
+        keep_config(self._config_path, self._config, check=bool(self._complete_groups()))
 
     def _drop_unfinished(self) -> None:
         """Keep the lines of whole groups only; a torn last line goes too."""
@@ -135,6 +129,14 @@ class RunStore:
         _rewrite(self._groups_path, [orjson.dumps(entry) for entry in complete])
         kept = [line for line in _raw_lines(self.rollouts_path) if _group_id(line) in whole]
         _rewrite(self.rollouts_path, kept)
+
+
+def keep_config(path: Path, config: Mapping[str, Any], check: bool) -> None:
+    """Store what a run is made with; with `check`, RunDiffers when another was stored there before."""
+    plain = orjson.loads(orjson.dumps(config, default=str))
+    if check and path.exists() and (changed := _first_difference(_whole_object(path), plain)):
+        raise RunDiffers(f"{path.parent} holds a run with another {changed}: choose another --out, or --fresh")
+    write_whole(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2))
 
 
 def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 1.0) -> int:

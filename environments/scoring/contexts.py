@@ -18,7 +18,7 @@ import logging
 import os
 import shlex
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -32,6 +32,7 @@ from sandbox_pool.errors import SandboxError, SandboxFileError
 from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
 from sandbox_pool.server.host_files import remove_tree
+from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +255,14 @@ class FrozenWorkspace:
     def start(self) -> str:
         """The snapshot that verification starts from."""
         return self._snapshots[-1]
+
+    def exported(self) -> Iterator[AsyncIterator[bytes]]:
+        """The snapshots as streams of bytes, in the order in which `bring_in` wants them."""
+        return (self._pool.export_snapshot(snapshot) for snapshot in self._snapshots)
+
+    async def bring_in(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec) -> None:
+        """Add a snapshot that was exported before."""
+        self._snapshots.append(await self._pool.import_snapshot(chunks, task_id, spec))
 
     async def _copied(self) -> Path:
         """The workspace on this machine; copied on first use, since few verifiers ask for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from environments.base import (
     Verdict,
 )
 from environments.terminal_tasks import TerminalTask, TerminalTasks, task_from_id
+from environments.terminal_tasks.checks import FileIs, Missing
 
 LEVELS = range(5)
 
@@ -75,6 +77,11 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
     async def compute_reward(self, item: TerminalTask, result: AgentResult, ctx: ToolContext) -> Verdict:
         """What the files say, not what the agent says."""
         return await item.verify(ctx)
+
+    def impossible(self, item: TerminalTask) -> TerminalTask:
+        """A file that must hold a text and must not be there."""
+        contradiction = (FileIs("answer.check", "done"), Missing("answer.check"))
+        return replace(item, checks=(*item.checks, *contradiction))
 
     def item_to_json(self, item: TerminalTask) -> str:
         return item.id

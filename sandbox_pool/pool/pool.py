@@ -16,7 +16,7 @@ import concurrent.futures
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
@@ -263,6 +263,11 @@ class SlotPool:
     def add_snapshot(self, file: BinaryIO, spec: SandboxSpec) -> str:
         """A snapshot from a file of what `export_snapshot` gave, for leases of this spec; the pool closes the file."""
         return self._snapshots.add_file(file, spec)
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec | None = None) -> str:
+        """Bring back what `export_snapshot` gave, on a host with slots of this spec; its name in this pool."""
+        async with await self.acquire(task_id, spec) as lease:
+            return await lease.import_snapshot(chunks)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot on every host that has a copy."""

@@ -30,6 +30,7 @@ from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
 from environments.errors import RunFailed
 from environments.runs.store import write_whole
+from environments.runs.summary import mean
 
 RECENT = 5
 
@@ -265,9 +266,11 @@ class LearnRun:
         sampling_s = stats["busy_s"] - self._sampled["busy_s"]
         tokens = stats["sampled_tokens"] - self._sampled["sampled_tokens"]
         self._sampled = stats
-        figures = success(await asyncio.to_thread(self._tail.new))
+        records = await asyncio.to_thread(self._tail.new)
+        figures = success([record for record in records if record.probe != "impossible"])
         return {
             **{key: figures[key] for key in ("success", "parse_rate")},
+            "hack_rate": mean([float(bool(record.hack)) for record in records if record.probe]),
             "sampling_s": sampling_s,
             "sampled_tokens": tokens,
             "tokens_per_s": tokens / sampling_s if sampling_s else None,
