@@ -32,8 +32,8 @@ $(INSTALLED): pyproject.toml
 		{ echo "hermes-rl needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@command -v uv >/dev/null 2>&1 || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	@$(PIP) install --quiet --python $(BIN)/python --editable '.[dev,learn]' || \
-		{ echo "hint: the packages of the CPU model cannot be had; the demo goes on with scripted policies"; \
+	@$(PIP) install --quiet --python $(BIN)/python --editable '.[dev,learn]' && $(BIN)/hermes-rl model get >/dev/null || \
+		{ echo "hint: the CPU model cannot be had here; the demo goes on with scripted policies"; \
 		  $(PIP) install --quiet --python $(BIN)/python --editable '.[dev]'; }
 	@touch $@
 

@@ -139,13 +139,16 @@ def keep_config(path: Path, config: Mapping[str, Any], check: bool) -> None:
     write_whole(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2))
 
 
-def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 1.0) -> int:
-    """Write conversations for supervised fine-tuning: the trainable rollouts with at least this score; how many."""
+def export_sft(records: Iterable[RolloutRecord], path: Path, solved_at: float = 1.0) -> int:
+    """Write conversations for supervised fine-tuning: the trainable rollouts that are solved; how many.
+
+    The verifier decides what is solved: shaping ranks rollouts, and may take points from one that is right.
+    """
     count = 0
     part = path.with_suffix(".part")
     with writing(path), part.open("wb") as out:
         for record in records:
-            if not record.trainable or record.score is None or record.score < min_score:
+            if not record.trainable or record.verifier_score is None or record.verifier_score < solved_at:
                 continue
             example = {
                 "id": record.rollout_id,

@@ -262,6 +262,9 @@ ROWS = {
     "pool bench --slots -4": "--slots: -4 is too small",
     "pool job --provider local": "are not started from a job",
     "pool job --option adress=x": "unknown key 'adress'; did you mean 'address'?",
+    # model
+    "model": "required: ACTION",
+    "model put": "invalid choice: 'put'",
     # bench
     "bench": "required: NAME",
     "bench nosuch": "invalid choice: 'nosuch'",

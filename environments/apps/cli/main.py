@@ -34,6 +34,7 @@ VERBS = {
     "parse": "take model text apart into content, reasoning and tool calls",
     "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
     "bench": "measure the loop, the tools or serving on this machine",
+    "model": "get the weights of the model that runs on this machine's CPU",
     "config": "print the settings that a run would have, and where each comes from",
     "doctor": "show what this machine can do, with a fix for what is missing",
 }

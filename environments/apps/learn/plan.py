@@ -130,6 +130,6 @@ def load_plan(
 ) -> LearnPlan:
     """Read the config and check that it can be run; UsageError says why not."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
+        raise UsageError(f"{', '.join(missing)} cannot be imported: `pip install {' '.join(missing)}`")
     kind, config = load_run(source, settings, None, LearnRunConfig)
     return LearnPlan(kind, config, out, resume, fresh, **more)
