@@ -11,7 +11,9 @@ from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
 from verifiers.v1.serve.client import EnvClient
 from verifiers.v1.serve.server import EnvServer
 
-from agent_loop.local_models.standin import StandIn, named_policy
+from agent_loop.local_models.standin import StandIn
+from agent_loop.local_models.standin.solver import solver
+from environments.launch import load_environment
 
 NAME = "hermes-rl-verifiers"
 
@@ -29,7 +31,8 @@ def as_the_server_saw_it(branch, log):
 
 
 async def main(rows: int, times: int) -> dict:
-    async with StandIn(named_policy("good")) as standin:
+    solutions = {}
+    async with StandIn(solver(solutions)) as standin:
         taskset = {"id": NAME, "config": "terminal_tasks", "settings": sys.argv[1:], "items": rows}
         agent = {"harness": {"id": NAME}, "runtime": {"type": "subprocess"}}
         config = SingleAgentEnvConfig.model_validate({"taskset": taskset, "agent": agent})
@@ -37,6 +40,10 @@ async def main(rows: int, times: int) -> dict:
         serving = asyncio.create_task(server.run())
         client = EnvClient(server.address)
         tasks = [task.data.model_dump() for task in server.env.taskset]
+        env = load_environment("terminal_tasks")
+        for task in tasks:
+            item = env.item_from_json(task["item"])
+            solutions[item.prompt] = item.solution
         model = vf.TrainClientConfig(base_url=standin.url, renderer_model_name="standin")
         sampling = vf.SamplingConfig(temperature=1.0)
         runs = [client.run(model, "standin", sampling, task) for task in tasks for _ in range(times)]
