@@ -16,9 +16,7 @@ HOME = HERE.parents[2] / ".tools" / "verifiers"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        not (HOME / "ready").is_file(), reason="run tests/live/verifiers/prepare.sh first"
-    ),
+    pytest.mark.skipif(not (HOME / "ready").is_file(), reason="run tests/live/verifiers/prepare.sh first"),
 ]
 
 
