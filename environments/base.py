@@ -144,6 +144,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def prepare(self, item: Any, ctx: SandboxContext) -> None:
         """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
 
+    def prepare_key(self, item: Any) -> str:
+        """What `prepare` depends on but its code, the spec and `files`, for `prepare_cache_mb`: by default the item."""
+        return content_id(item)
+
     async def start(self, item: Any, ctx: SandboxContext) -> None:
         """Start services and daemons; runs in the slot of each rollout, before its agent."""
 

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
         ExecResult,
         HostStartFailed,
         IsolationUnavailable,
+        Mount,
+        NetworkRules,
         PoolClosed,
         PoolConfig,
         ProtocolError,
@@ -91,6 +93,8 @@ __all__ = [
     "HostStartFailed",
     "IsolationUnavailable",
     "Limits",
+    "Mount",
+    "NetworkRules",
     "Outcome",
     "PolicyRequest",
     "PoolClosed",
@@ -158,8 +162,9 @@ _HOMES = {
     "environments.trainers.cpu_weights": "CpuServerWeights",
     "environments.trainers.trl": "TrlRolloutWorker",
     "environments.trainers.trl_environment": "trl_environment trl_rows",
-    "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable PoolClosed PoolConfig "
-    "ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool StaleLease",
+    "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
+    "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
+    "StaleLease",
     "tool_parsers": "get_parser",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

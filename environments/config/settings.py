@@ -126,6 +126,12 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     max_failed_items: int | None = Field(
         default=50, ge=0, description="Items whose `prepare` may fail before the run ends; None: all of them."
     )
+    prepare_cache_mb: int = Field(
+        default=0,
+        ge=0,
+        description="Keep what `prepare` gave for later groups and runs, as files of up to so many MB in all in the "
+        "pool's state directory; 0: never.",
+    )
     verification: Verification = Field(
         default="workspace",
         description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",

@@ -172,7 +172,10 @@ class RolloutRunner:
     ) -> FrozenWorkspace | None:
         """Fill the record, and keep what the agent left in its slot when that is to be judged."""
         result.fill(record)
-        if sandbox is None or not result.trainable:
+        if sandbox is None:
+            return None
+        record.network += await hosts_asked(sandbox, "rollout")
+        if not result.trainable:
             return None
         if result.outcome is Outcome.AGENT_FAULT:
             raise AgentFault(str(result.error))
@@ -267,7 +270,19 @@ class RolloutRunner:
             outcome=Outcome.CANCELLED.value,
             trainable=False,
             messages=list(job.messages),
+            network=list(job.prepared_network),
         )
+
+
+async def hosts_asked(sandbox: Sandbox, phase: str) -> list[dict[str, Any]]:
+    """What programs in a slot asked its proxy for, as a record has it."""
+    if sandbox.spec.network in ("none", "host"):
+        return []
+    try:
+        return [vars(entry) | {"phase": phase} for entry in await sandbox.network_log()]
+    except SandboxError as error:
+        log.warning("the hosts that %s asked for are not known: %s", sandbox.task_id, error)
+        return []
 
 
 def as_score(given: Any) -> Score:

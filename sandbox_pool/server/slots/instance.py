@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import shell
@@ -14,7 +14,11 @@ from .channel import Channel, Message
 from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
+if TYPE_CHECKING:
+    from .proxy import Proxy
+
 READY_TIMEOUT_S = 20.0
+LOGIN_MS, LOGIN_CHARS = 30_000, 2_000
 END_HEARD_S = 0.5
 MAX_PATH = 4096
 """No `cd` can go to a longer one."""
@@ -55,6 +59,8 @@ class Instance:
         self.previous = workdir
         self.jobs: set[Job] = set()
         self.processes: dict[str, Job] = {}
+        self.proxy: Proxy | None = None
+        """The way out, for specs with network rules."""
         self.lost: str | None = None
         self.lost_kind = "lost"
         """`destroyed` when what ran in the slot did it, by the word of the slot's cgroup."""
@@ -107,6 +113,17 @@ class Instance:
         """Variables of the spec, on top of the minimal ones."""
         self.environment.update(env)
         self.state = shell.state_of(self.environment)
+
+    async def log_in(self, env: Mapping[str, str]) -> bytes:
+        """Source the profiles as a login shell does; the state after it, in which `env` holds whatever they say."""
+        request = {"max_chars": LOGIN_CHARS, "timeout_ms": LOGIN_MS}
+        job, log = self.start(request, shell.login_script(env), b"")
+        reply, output = self.finish(request, job, log, await job.outcome())
+        if reply["code"]:
+            why = "took too long" if reply["timed_out"] else f"ended with exit code {reply['code']}"
+            text = output.decode("utf-8", "replace").strip()
+            raise BuildError(f"login: the profile {why}{': ' if text else ''}{text[-200:]}")
+        return self.state
 
     def _end(self) -> None:
         if not self.ended.done():

@@ -56,6 +56,16 @@ def _exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {name}={quote(value)}; " for name, value in env.items())
 
 
+def login_script(env: Mapping[str, str]) -> str:
+    """What a login shell does first; a profile may fail on the way and has been sourced all the same."""
+    return (
+        "[ ! -r /etc/profile ] || . /etc/profile\n"
+        'for __hermes_file in ~/.bash_profile ~/.bash_login ~/.profile; do [ ! -r "$__hermes_file" ] || '
+        '{ . "$__hermes_file"; break; }; done; unset __hermes_file\n'
+        f"{_exports(env)}true"
+    )
+
+
 def exec_script(
     command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
 ) -> bytes:
