@@ -34,7 +34,7 @@ class RunFailed(Exception):
     """The input was right, and the run could not be done all the same. Exit code 1."""
 
 
-class RolloutLost(Exception):
+class RolloutLost(RunFailed):
     """Infrastructure, or the reward's own code, left less than was asked for; `records` are the lost rollouts."""
 
     def __init__(self, what: str, records: Sequence[RolloutRecord]) -> None:

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from environments.runs.batch import evaluate_run, process_run
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
+    from environments.trainers.cpu_weights import CpuServerWeights
+    from environments.trainers.trl import TrlRolloutWorker
+    from environments.trainers.trl_environment import trl_environment, trl_rows
     from sandbox_pool import (
         AcquireTimeout,
         ExecResult,
@@ -81,6 +84,7 @@ __all__ = [
     "CheckTimeout",
     "ConfigError",
     "ContextPolicy",
+    "CpuServerWeights",
     "ExecResult",
     "Generation",
     "HermesAgentBaseEnv",
@@ -119,6 +123,7 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "ToolSession",
+    "TrlRolloutWorker",
     "UsageError",
     "Verdict",
     "__version__",
@@ -127,6 +132,8 @@ __all__ = [
     "load_environment",
     "open_model",
     "process_run",
+    "trl_environment",
+    "trl_rows",
     "verify",
 ]
 
@@ -152,6 +159,9 @@ _HOMES = {
     "environments.runs.batch": "evaluate_run process_run",
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
+    "environments.trainers.cpu_weights": "CpuServerWeights",
+    "environments.trainers.trl": "TrlRolloutWorker",
+    "environments.trainers.trl_environment": "trl_environment trl_rows",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
     "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
     "StaleLease",

@@ -22,6 +22,13 @@ ROWS = {
     "verify run/rollouts.jsonl --env.group_size 4": "verify takes no settings such as --env.group_size",
     "process": "required: CONFIG",
     "process terminal_tasks extra": "unrecognized arguments: extra",
+    "train-check demo --model x": "required: --trainer",
+    "train-check demo --trainer nosuch --model x": "invalid choice: 'nosuch'",
+    "train-check demo --trainer trl --model x": "trl cannot be imported: pip install 'hermes-rl[trl]'",
+    "train-check demo --trainer trl --model x --groups 0": "too small: at least 1",
+    "learn --trainer nosuch": "invalid choice: 'nosuch'",
+    "learn --trainer trl": "cannot be imported: pip install 'hermes-rl[cpu-model,trl]'",
+    "learn --trainer trl --resume": "leave them out with --trainer trl",
     # Configs
     "process nosuch": "no config file 'nosuch'",
     "process terminal_task": "did you mean 'terminal_tasks'?",
