@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_loop.limits import Limits
+from agent_loop.local_models.standin.solver import Step
 from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.tools.policy import Answer
+from agent_loop.tools.tool import Tool
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
 from environments.atropos.servers import AtroposServerBackend
-from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
+from environments.config.settings import HermesAgentEnvConfig, RoleConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
 from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
@@ -51,6 +53,8 @@ from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
+
+    from environments.roles import RolloutRoles
 
 __all__ = [
     "AgentResult",
@@ -104,7 +108,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._groups = 0
         self.always_allowed: set[str] = set()
         """Rules of `tools.policy` that `allow_command` answered with "always"."""
-        self._solutions: dict[str, Sequence[str]] = {}
+        self._solutions: dict[str, Sequence[Step]] = {}
+        self.roles: Callable[[int | None], RolloutRoles] | None = None
+        """Makes the judge and the user of a rollout with this seed; None without either."""
         self._sampled = False
         self._model_context: int | None = None
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
@@ -172,8 +178,28 @@ class HermesAgentBaseEnv(AtroposEnv):
     def activity(self, rollout_id: str, what: str) -> None:
         """Told what a rollout does: each turn, each round of calls, and every ten seconds of a long command."""
 
-    def solution(self, item: Any) -> Sequence[str]:
-        """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
+    def tools(self, item: Any) -> Sequence[Tool]:
+        """Your own tools for the item, made with `@tool`; the model gets them together with `enabled_toolsets`."""
+        return ()
+
+    def user_prompt(self, item: Any) -> str:
+        """Who the user is and what they want, for `env.user` to play: the item's `user`."""
+        return str(item_field(item, "user") or "")
+
+    async def user_reply(self, item: Any, messages: Sequence[Message], ctx: SandboxContext) -> str | None:
+        """What the user answers to a turn without calls; None ends the conversation. Asks `env.user`."""
+        return await ctx.ask_user(self.user_prompt(item), messages)
+
+    @property
+    def has_user(self) -> bool:
+        """Whether somebody answers the agent: `env.user`, or a `user_reply` of the environment's own."""
+        return self.config.user is not None or type(self).user_reply is not HermesAgentBaseEnv.user_reply
+
+    def solution(self, item: Any) -> Sequence[str | Mapping[str, Any]]:
+        """What solves the item, turn by turn, where it is known: the stand-in plays it, well and badly.
+
+        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, or `{"content": ...}`, which is said.
+        """
         return item_field(item, "solution") or ()
 
     def spec(self, item: Any) -> SandboxSpec:
@@ -195,6 +221,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Start the pool and reach the model, unless they were given."""
         if self.model is None:  # first: its mistakes are found sooner than slots are started
             self.model = await self._open_model()
+        await self._open_roles()
         if self.pool is None:
             from sandbox_pool import SlotPool
 
@@ -202,6 +229,21 @@ class HermesAgentBaseEnv(AtroposEnv):
                 self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
             except ValueError as error:
                 raise ConfigError(f"env.pool: {error}") from error
+
+    async def _open_roles(self) -> None:
+        config = self.config
+        if config.judge is None and config.user is None:
+            return
+        from environments.roles import Role, RolloutRoles
+
+        async def opened(name: str, role: RoleConfig | None) -> Role | None:
+            if role is None:
+                return None
+            opener = ModelOpener(self._stack, config.tool_call_parser, config.tokenizer_name, section=f"env.{name}")
+            return Role(name, await opener.open([role]), role)
+
+        judge, user = await opened("judge", config.judge), await opened("user", config.user)
+        self.roles = lambda seed: RolloutRoles(judge, user, seed)
 
     async def _open_model(self) -> ModelServer:
         config = self.config

@@ -8,6 +8,9 @@ Exceptions:
 
     UsageError                   bad input; the message says what is wrong and what would be right
       ConfigError                a setting is wrong
+    ToolsetError                 an unknown tool, or a function that cannot be one
+    ToolFailure                  raise it in a tool: the model reads why its call failed
+    RoleAway                     the judge or the user could not be asked; the rollout is lost, never scored
     SandboxError                 infrastructure failed; never an exit code and never a score
       AcquireTimeout             no slot became free in time
       HostStartFailed            a slot server could not be started
@@ -37,11 +40,21 @@ if TYPE_CHECKING:
     from agent_loop.model.errors import RetryPolicy
     from agent_loop.records.record import RolloutRecord
     from agent_loop.records.verify import verify
+    from agent_loop.tools.own_tools import tool
+    from agent_loop.tools.tool import Tool, ToolFailure, ToolsetError
     from environments.base import HermesAgentBaseEnv, Score
-    from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
+    from environments.config.settings import (
+        HermesAgentEnvConfig,
+        JudgeConfig,
+        McpServerConfig,
+        RunConfig,
+        ServerConfig,
+        UserConfig,
+    )
     from environments.errors import ConfigError, UsageError
     from environments.launch import load_environment
     from environments.models import open_model
+    from environments.roles import RoleAway
     from environments.runs.batch import evaluate_run, process_run
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
@@ -78,7 +91,9 @@ __all__ = [
     "HermesAgentLoop",
     "HostStartFailed",
     "IsolationUnavailable",
+    "JudgeConfig",
     "Limits",
+    "McpServerConfig",
     "Outcome",
     "PolicyRequest",
     "PoolClosed",
@@ -86,6 +101,7 @@ __all__ = [
     "ProtocolError",
     "ResultBudget",
     "RetryPolicy",
+    "RoleAway",
     "RolloutRecord",
     "RunConfig",
     "Sampling",
@@ -100,9 +116,13 @@ __all__ = [
     "ServerConfig",
     "SlotPool",
     "StaleLease",
+    "Tool",
     "ToolContext",
     "ToolError",
+    "ToolFailure",
+    "ToolsetError",
     "UsageError",
+    "UserConfig",
     "Verdict",
     "__version__",
     "evaluate_run",
@@ -110,6 +130,7 @@ __all__ = [
     "load_environment",
     "open_model",
     "process_run",
+    "tool",
     "verify",
 ]
 
@@ -122,11 +143,14 @@ _HOMES = {
     "agent_loop.model.errors": "RetryPolicy",
     "agent_loop.records.record": "RolloutRecord",
     "agent_loop.records.verify": "verify",
+    "agent_loop.tools.own_tools": "tool",
+    "agent_loop.tools.tool": "Tool ToolFailure ToolsetError",
     "environments.base": "HermesAgentBaseEnv Score",
-    "environments.config.settings": "HermesAgentEnvConfig RunConfig ServerConfig",
+    "environments.config.settings": "HermesAgentEnvConfig JudgeConfig McpServerConfig RunConfig ServerConfig UserConfig",
     "environments.errors": "ConfigError UsageError",
     "environments.launch": "load_environment",
     "environments.models": "open_model",
+    "environments.roles": "RoleAway",
     "environments.runs.batch": "evaluate_run process_run",
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",

@@ -53,8 +53,12 @@ class SandboxTools:
         always_allowed: set[str] | None = None,
         on_activity: Callable[[str], None] | None = None,
         web: WebProvider | None = None,
+        own: Sequence[Tool] = (),
+        own_context: Any = None,
     ) -> None:
         """`without` names single tools that the toolsets would bring and this rollout does not get.
+
+        `own` are tools of the environment, which get `own_context` (or the sandbox) as `ctx`.
 
         `ask` answers what a rule of the policy asks about; `always_allowed` is a set that all rollouts of a run share,
         which remembers the rules that it answered with "always". `on_activity` is told about every ten seconds that a
@@ -63,8 +67,8 @@ class SandboxTools:
         config = config or ToolConfig()
         self._owns_web = web is None
         web = web or _web_provider(config)
-        self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
-        if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
+        self._tools = chosen_tools(toolsets, without, own)
+        if web is None and (needing := [tool.name for tool in self._tools.values() if tool.toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
         policy = config.policy
         decides = policy.rules or policy.rule_sets or policy.default != "allow"
@@ -77,8 +81,9 @@ class SandboxTools:
             todo=TodoList(),
             redact=Redactor.for_environment(sandbox.spec.env, config.secret_env, shapes=config.redact_shapes),
             web=web,
-            script_tools=tuple(tool for tool in self._tools.values() if tool.script_parameters),
+            script_tools=tuple(tool for tool in self._tools.values() if tool.script_parameters is not None),
             call_nested=self._call_nested,
+            own_context=sandbox if own_context is None else own_context,
             on_activity=on_activity,
         )
         self._stored = 0
@@ -160,7 +165,8 @@ class SandboxTools:
         if tool.name != "read_file":
             self._ctx.workspace.forget_reads()
         try:
-            returned = await tool.run(self._ctx, arguments)
+            async with asyncio.timeout(tool.timeout_s) as timer:
+                returned = await tool.run(self._ctx, arguments)
         except InvalidArguments as failure:
             return _failed(failure.message, ToolStatus.INVALID, failure.fields)
         except ToolFailure as failure:
@@ -169,6 +175,10 @@ class SandboxTools:
             return _failed(file_failure(error.filename or "The file", error).message, ToolStatus.ERROR)
         except (SandboxError, asyncio.CancelledError):
             raise
+        except TimeoutError as error:
+            if not timer.expired():
+                return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ToolStatus.ERROR)
+            return _failed(f"{tool.name} was stopped after {tool.timeout_s:g} s: it took too long.", ToolStatus.TIMEOUT)
         except Exception as error:  # a fault of ours must not end a rollout of theirs; it is logged and recorded
             log.exception("tool %s failed", tool.name)
             return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ToolStatus.ERROR)
@@ -177,12 +187,25 @@ class SandboxTools:
     async def _call_nested(self, name: str, arguments: Any) -> ToolCallRecord:
         """A script's call: the same rules as the model's own, without the parameters that scripts do not have."""
         started = time.monotonic()
-        allowed = self._tools[name].script_parameters
+        allowed = self._tools[name].script_parameters or ()
         given = arguments if isinstance(arguments, dict) else {}
         call = ToolCallRecord(name, given, arguments=given)
         outcome = await self.checked_call(name, {key: value for key, value in given.items() if key in allowed})
         call.finish(outcome, time.monotonic() - started)
         return call
+
+
+def chosen_tools(toolsets: Iterable[str], without: Iterable[str], own: Sequence[Tool]) -> dict[str, Tool]:
+    """The tools of a rollout by name, the user's own last; ToolsetError when two have the same name."""
+    names = list(toolsets)
+    tools = {name: CATALOG[name] for name in resolve(names, without)} if names or not own else {}
+    for tool in own:
+        if not isinstance(tool, Tool):
+            raise ToolsetError(f"tools() gave {tool!r}, which is not a tool: decorate the function with @tool")
+        if tool.name in tools:
+            raise ToolsetError(f"two tools are called {tool.name!r}: rename yours with @tool(name=...)")
+        tools[tool.name] = tool
+    return tools
 
 
 def _web_provider(config: ToolConfig) -> WebProvider | None:

@@ -66,6 +66,81 @@ class ServerConfig(_Strict):
         return url
 
 
+class RoleConfig(ServerConfig):
+    """A further model of the run, which is not trained."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """None: 0 for a judge with one vote, else 0.7."""
+    max_tokens: int = Field(default=1024, gt=0)
+    """Of one answer."""
+    tries: int = Field(default=5, ge=1)
+    """Requests for one answer when the server fails; after the last one the rollout is lost."""
+    at_once: int = Field(default=16, ge=1)
+    """Requests at the same time, over all rollouts."""
+    cache: Path | None = None
+    """Folder of answers to keep for later runs. A judge also remembers its answers of this run."""
+    prompt_price: float = Field(default=0.0, ge=0)
+    """Price of a million tokens read, for the cost in the summary."""
+    sampled_price: float = Field(default=0.0, ge=0)
+    """Price of a million tokens written."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the server with every request."""
+
+
+class JudgeConfig(RoleConfig):
+    """The model that `ctx.judge` asks."""
+
+    votes: int = Field(default=1, ge=1, le=100)
+    """Verdicts that one judgement is the mean of."""
+    max_material_chars: int = Field(default=60_000, ge=2)
+    """Of each text that is judged; a longer one is cut in the middle."""
+
+    @model_validator(mode="after")
+    def _votes_can_differ(self) -> JudgeConfig:
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError(f"{self.votes} votes at temperature 0 are all the same: raise `temperature`")
+        return self
+
+
+class UserConfig(RoleConfig):
+    """The model that plays the user: it answers each turn of the agent that has no calls."""
+
+    max_replies: int = Field(default=10, ge=1)
+    """The conversation ends after so many."""
+    end: str = Field(default="###END###", min_length=1)
+    """What the user says to end the conversation."""
+
+
+class McpServerConfig(_Strict):
+    """One MCP server, by command or by address. Each rollout has its own process or session."""
+
+    command: list[str] = Field(default_factory=list)
+    """Program and arguments of a server that speaks over stdin and stdout."""
+    where: Literal["slot", "host"] = "slot"
+    """Where the command runs: in the rollout's sandbox, or on this machine, out of the agent's reach."""
+    url: str = ""
+    """Address of a server that speaks HTTP, instead of a command."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables of the command."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Sent with every request to `url`."""
+    prefix: str | None = Field(default=None, pattern=r"^\w*$")
+    """Before the names of its tools; None: the server's name here and `_`."""
+    tools: list[str] | None = None
+    """Names of the tools to offer, as the server calls them; None: all."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Of one call."""
+    start_timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _command_or_address(self) -> McpServerConfig:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either `command` or `url`")
+        if self.url:
+            http_address(self.url, may_have_query=True)
+        return self
+
+
 class HermesAgentEnvConfig(AtroposEnvConfig):
     """Everything about an environment but its servers. Fields of atroposlib's BaseEnvConfig keep their meaning."""
 
@@ -118,6 +193,11 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         description="Limits of one rollout; `max_agent_turns` is its `max_turns`.",
     )
     rewards: RewardConfig = Field(default_factory=RewardConfig)
+    judge: JudgeConfig | None = Field(default=None, description="The model that `ctx.judge` asks.")
+    user: UserConfig | None = Field(default=None, description="The model that plays the user; None: there is none.")
+    mcp: dict[str, McpServerConfig] = Field(
+        default_factory=dict, description="MCP servers by name; their tools join those of the model."
+    )
 
     segments: SegmentPolicy = Field(default="all", description="What becomes of rollouts with several segments.")
     advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")

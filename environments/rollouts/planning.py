@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,19 @@ from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from agent_loop.tools.policy import AskCallback
-from environments.config.settings import HermesAgentEnvConfig
+from agent_loop.tools.tool import Tool
+from environments.config.settings import HermesAgentEnvConfig, McpServerConfig
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
+from environments.scoring.contexts import RolloutScope, SandboxContext
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.roles import RolloutRoles
 
+UserReply = Callable[[Any, Sequence[Message], SandboxContext], Awaitable[str | None]]
+"""`user_reply(item, messages, ctx)` of an environment."""
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
 """Without `max_tokens_per_turn` a turn may sample this part of `max_token_length`."""
@@ -75,14 +80,26 @@ class RolloutJob:
     """Rules that `ask` answered with "always", shared by all rollouts of the run."""
     activity: Callable[[str, str], None] | None = None
     """Told the rollout's id and what it does."""
+    own_tools: tuple[Tool, ...] = ()
+    """What the environment's `tools` gave for the item."""
+    mcp: Mapping[str, McpServerConfig] = field(default_factory=dict)
+    roles: Callable[[int | None], RolloutRoles] | None = None
+    """Makes the judge and the user of a rollout with this seed; None without either."""
+    user: UserReply | None = None
+    """The environment's `user_reply`, when somebody answers the agent."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether the agent can do anything but talk."""
+        return bool(self.tools.toolsets or self.own_tools or self.mcp)
 
     def on_activity(self, what: str) -> None:
         if self.activity is not None:
             self.activity(self.rollout_id, what)
 
-    def runtime(self, sandbox: Sandbox) -> SandboxTools:
+    def runtime(self, sandbox: Sandbox, scope: RolloutScope) -> SandboxTools:
         """The tools of this rollout on a sandbox."""
         return SandboxTools(
             sandbox,
@@ -92,6 +109,8 @@ class RolloutJob:
             ask=self.ask,
             always_allowed=self.always_allowed,
             on_activity=self.on_activity,
+            own=self.own_tools,
+            own_context=SandboxContext(sandbox, scope=scope) if self.own_tools else None,
         )
 
 
@@ -136,6 +155,10 @@ def plan_group(
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,
+        own_tools=tuple(env.tools(item)),
+        mcp=config.mcp,
+        roles=env.roles,
+        user=env.user_reply if env.has_user else None,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import ModelServer
+from agent_loop.model.contract import ModelError, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
@@ -25,7 +25,7 @@ from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext
+from environments.scoring.contexts import FrozenWorkspace, RolloutScope, SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
 from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
@@ -105,16 +105,22 @@ class RolloutRunner:
         record = self._new_record(job)
         started = time.monotonic()
         rollout = ScoredRollout(record)
+        scope = RolloutScope(job.item, {}, job.roles(job.sampling.seed) if job.roles else None)
         try:
-            result, frozen = await self._act(job, record)
+            result, frozen = await self._act(job, record, scope)
             if result.trainable:
-                rollout = await self._score(job, result, frozen, record)
+                rollout = await self._score(job, result, frozen, record, scope)
         except AgentFault as fault:
             self._blame(record, str(fault))
         except SandboxDestroyed as error:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
+        if scope.roles is not None:
+            record.roles = scope.roles.to_dict()
+            if scope.roles.away is not None and record.trainable:
+                # Whatever the environment made of it: nobody knows what the rollout was worth.
+                _lose(record, Outcome.API_ERROR.value, str(scope.roles.away))
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -126,10 +132,13 @@ class RolloutRunner:
         reward = self._rewards.compute(0.0, record.metrics)
         record.verifier_score, record.score, record.reward_components = 0.0, reward.total, dict(reward.components)
 
-    async def _act(self, job: RolloutJob, record: RolloutRecord) -> tuple[AgentResult, FrozenWorkspace | None]:
+    async def _act(
+        self, job: RolloutJob, record: RolloutRecord, scope: RolloutScope
+    ) -> tuple[AgentResult, FrozenWorkspace | None]:
         """Let the agent work in its slot; fills the record. The slot is given back on return."""
-        if not job.tools.toolsets:
-            result = await self._loop(job, HandlerRuntime(_no_tool, [], job.rollout_id)).run(list(job.messages))
+        if not job.needs_slot:
+            runtime: ToolRuntime = HandlerRuntime(_no_tool, [], job.rollout_id)
+            result = await self._loop(job, runtime, SandboxContext(None, scope=scope)).run(list(job.messages))
             result.fill(record)
             return result, None
         asked = time.monotonic()
@@ -138,9 +147,10 @@ class RolloutRunner:
             record.isolation = str(getattr(sandbox, "isolation", ""))
             if self._start is not None:
                 await self._start(job.item, SandboxContext(sandbox))
-            async with job.runtime(sandbox) as runtime:
+            ctx = SandboxContext(sandbox, scope=scope)
+            async with job.runtime(sandbox, scope) as runtime:
                 record.tools = list(runtime.schemas())
-                result = await self._loop(job, runtime).run(list(job.messages))
+                result = await self._loop(job, runtime, ctx).run(list(job.messages))
             result.fill(record)
             if not result.trainable:
                 return result, None
@@ -148,7 +158,8 @@ class RolloutRunner:
                 raise AgentFault(str(result.error))
             return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: ToolRuntime, ctx: SandboxContext) -> HermesAgentLoop:
+        reply = job.user
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -158,10 +169,16 @@ class RolloutRunner:
             context=job.context,
             budget_config=job.budget,
             on_activity=job.on_activity,
+            user=None if reply is None else lambda messages: reply(job.item, messages, ctx),
         )
 
     async def _score(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
+        self,
+        job: RolloutJob,
+        result: AgentResult,
+        frozen: FrozenWorkspace | None,
+        record: RolloutRecord,
+        scope: RolloutScope,
     ) -> ScoredRollout:
         """Verify and reward; fills the record. A fault is answered by verifying again, not by another rollout."""
         started = time.monotonic()
@@ -169,12 +186,16 @@ class RolloutRunner:
         try:
             while True:
                 try:
-                    return await self._verify(job, result, frozen, record)
+                    return await self._verify(job, result, frozen, record, scope)
                 except (SandboxFileError, CheckTimeout) as error:
                     # What the agent left is missing, unreadable or does not end: that is its answer.
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
                 except (AgentFault, SandboxDestroyed):
                     raise
+                except ModelError as error:
+                    # The judge was asked as often as the config says: another try of the rollout may find it back.
+                    _lose(record, Outcome.API_ERROR.value, str(error))
+                    return ScoredRollout(record)
                 except SandboxError as error:
                     if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
                         raise
@@ -195,12 +216,17 @@ class RolloutRunner:
                 await frozen.close()
 
     async def _verify(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
+        self,
+        job: RolloutJob,
+        result: AgentResult,
+        frozen: FrozenWorkspace | None,
+        record: RolloutRecord,
+        scope: RolloutScope,
     ) -> ScoredRollout:
         task_id = f"{job.rollout_id}/verify"
         # Without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from.
         lease = self._lease(job, task_id) if frozen is None else self._pool.lease_from(frozen.start, task_id)
-        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job, scope), scope)
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
@@ -212,9 +238,9 @@ class RolloutRunner:
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
         return ScoredRollout(record, tuple(float(value) for value in given.turn_rewards))
 
-    def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
+    def _call_tool(self, job: RolloutJob, scope: RolloutScope) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
-            async with job.runtime(sandbox) as runtime:
+            async with job.runtime(sandbox, scope) as runtime:
                 return (await runtime.checked_call(name, arguments)).text
 
         return call
@@ -244,7 +270,7 @@ def as_score(given: Any) -> Score:
     if isinstance(given, Score):
         score = given
     elif isinstance(given, Verdict):
-        score = Score(given.score)
+        score = Score(given.score, components={} if given.agreement is None else {"agreement": given.agreement})
     elif isinstance(given, str | bytes | type(None)):
         raise ValueError(f"compute_reward returned {given!r}, not a number")
     else:
