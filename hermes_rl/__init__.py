@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from agent_loop.model.errors import RetryPolicy
     from agent_loop.records.record import RolloutRecord
     from agent_loop.records.verify import verify
+    from agent_loop.tools.config import McpServerConfig
     from agent_loop.tools.own_tools import tool
     from agent_loop.tools.tool import Tool, ToolFailure, ToolsetError
     from environments.base import HermesAgentBaseEnv, Score
     from environments.config.settings import (
         HermesAgentEnvConfig,
         JudgeConfig,
-        McpServerConfig,
         RunConfig,
         ServerConfig,
         UserConfig,
@@ -143,10 +143,11 @@ _HOMES = {
     "agent_loop.model.errors": "RetryPolicy",
     "agent_loop.records.record": "RolloutRecord",
     "agent_loop.records.verify": "verify",
+    "agent_loop.tools.config": "McpServerConfig",
     "agent_loop.tools.own_tools": "tool",
     "agent_loop.tools.tool": "Tool ToolFailure ToolsetError",
     "environments.base": "HermesAgentBaseEnv Score",
-    "environments.config.settings": "HermesAgentEnvConfig JudgeConfig McpServerConfig RunConfig ServerConfig UserConfig",
+    "environments.config.settings": "HermesAgentEnvConfig JudgeConfig RunConfig ServerConfig UserConfig",
     "environments.errors": "ConfigError UsageError",
     "environments.launch": "load_environment",
     "environments.models": "open_model",

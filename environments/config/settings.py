@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from agent_loop.limits import Limits
 from agent_loop.model.backends.http import http_address
-from agent_loop.tools.config import ToolConfig
+from agent_loop.tools.config import McpServerConfig, ToolConfig
 from agent_loop.tools.toolsets import DISTRIBUTIONS, resolve
 from environments.atropos.advantages import Baseline
 from environments.atropos.atropos_env import AtroposEnvConfig
@@ -109,36 +109,6 @@ class UserConfig(RoleConfig):
     """The conversation ends after so many."""
     end: str = Field(default="###END###", min_length=1)
     """What the user says to end the conversation."""
-
-
-class McpServerConfig(_Strict):
-    """One MCP server, by command or by address. Each rollout has its own process or session."""
-
-    command: list[str] = Field(default_factory=list)
-    """Program and arguments of a server that speaks over stdin and stdout."""
-    where: Literal["slot", "host"] = "slot"
-    """Where the command runs: in the rollout's sandbox, or on this machine, out of the agent's reach."""
-    url: str = ""
-    """Address of a server that speaks HTTP, instead of a command."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Variables of the command."""
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Sent with every request to `url`."""
-    prefix: str | None = Field(default=None, pattern=r"^\w*$")
-    """Before the names of its tools; None: the server's name here and `_`."""
-    tools: list[str] | None = None
-    """Names of the tools to offer, as the server calls them; None: all."""
-    timeout_s: float = Field(default=120.0, gt=0)
-    """Of one call."""
-    start_timeout_s: float = Field(default=60.0, gt=0)
-
-    @model_validator(mode="after")
-    def _command_or_address(self) -> McpServerConfig:
-        if bool(self.command) == bool(self.url):
-            raise ValueError("give either `command` or `url`")
-        if self.url:
-            http_address(self.url, may_have_query=True)
-        return self
 
 
 class HermesAgentEnvConfig(AtroposEnvConfig):

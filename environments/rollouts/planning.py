@@ -16,9 +16,10 @@ from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
+from agent_loop.tools.config import McpServerConfig
 from agent_loop.tools.policy import AskCallback
 from agent_loop.tools.tool import Tool
-from environments.config.settings import HermesAgentEnvConfig, McpServerConfig
+from environments.config.settings import HermesAgentEnvConfig
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
 from environments.scoring.contexts import RolloutScope, SandboxContext
@@ -110,6 +111,7 @@ class RolloutJob:
             always_allowed=self.always_allowed,
             on_activity=self.on_activity,
             own=self.own_tools,
+            mcp=self.mcp,
             own_context=SandboxContext(sandbox, scope=scope) if self.own_tools else None,
         )
 
