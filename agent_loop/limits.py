@@ -19,7 +19,7 @@ After the model answered:
 8. no calls                  -> `finished` (markup that could not be read is a call with an error, answered like one).
    While a process runs that was started with notify_on_complete, its end is waited for first, until the deadline of the
    turn or `tool_timeout_s`, and the model gets another turn to hear of it. With a `user`, they are asked then: their
-   answer is another turn's prompt, and none is `finished`. A turn that the limits 1 to 3 would refuse asks nobody
+   answer is another turn's prompt, and none is `finished`
 9. calls beyond `max_tool_calls` are answered "not run", those within it run -> `max_tool_calls`
 
 While tools run:

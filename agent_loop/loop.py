@@ -194,8 +194,6 @@ class Rollout:
         """The user's answer as a message that nobody sampled, so it is not trained on. Raises `ModelError`."""
         if self._config.user is None:
             return Outcome.FINISHED
-        if self._before_turn() is not None:
-            return self._before_turn()
         self._config.on_activity(f"turn {self.turns_begun}: the user answers")
         try:
             async with asyncio.timeout_at(deadline) as timer:

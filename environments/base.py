@@ -36,6 +36,7 @@ from environments.models import ModelOpener, load_tokenizer
 from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
 from environments.rollouts.planning import (
     RolloutJob,
+    check_mcp,
     choose_tools,
     content_id,
     item_field,
@@ -113,6 +114,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Makes the judge and the user of a rollout with this seed; None without either."""
         self._sampled = False
         self._model_context: int | None = None
+        check_mcp(config)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 

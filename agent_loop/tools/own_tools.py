@@ -19,10 +19,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from typing import Any, overload
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from agent_loop.tools.script.execute_code import script_source
 from agent_loop.tools.tool import (
@@ -49,6 +48,7 @@ _IN_SLOT = """
 import json, os, sys
 result, job = os.fdopen(os.dup(1), "w"), json.loads(sys.stdin.buffer.read().decode("utf-8"))
 os.dup2(2, 1)
+sys.stdout = sys.stderr
 sys.path[:] = [entry for entry in sys.path if entry] + [os.getcwd()]
 space = {"__name__": "__tool__"}
 exec(compile(job["source"], job["name"] + ".py", "exec"), space)
@@ -154,9 +154,10 @@ def _arguments_model(function: Callable[..., Any], label: str) -> tuple[bool, ty
     return takes_ctx, model
 
 
-def _field(parameter: inspect.Parameter, said: Mapping[str, str]) -> FieldInfo:
-    default = PydanticUndefined if parameter.default is parameter.empty else parameter.default
-    return FieldInfo(default=default, description=said.get(parameter.name))
+def _field(parameter: inspect.Parameter, said: Mapping[str, str]) -> Any:
+    default = ... if parameter.default is parameter.empty else parameter.default
+    # Given as None, it would hide the description of an annotation.
+    return Field(default, description=said[parameter.name]) if parameter.name in said else Field(default)
 
 
 def _schema(model: type[BaseModel], label: str) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import re
+import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -18,7 +21,8 @@ from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from agent_loop.tools.config import McpServerConfig
 from agent_loop.tools.policy import AskCallback
-from agent_loop.tools.tool import Tool
+from agent_loop.tools.sandbox_tools import chosen_tools
+from agent_loop.tools.tool import Tool, ToolsetError
 from environments.config.settings import HermesAgentEnvConfig
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
@@ -122,6 +126,11 @@ def plan_group(
     """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
     config = env.config
     spec = env.spec(item)
+    tools, own_tools = choose_tools(config, index), tuple(env.tools(item))
+    try:
+        chosen_tools(tools.toolsets, tools.without, own_tools, more_to_come=True)
+    except ToolsetError as error:  # it would be the same in every group
+        raise ConfigError(str(error)) from error
     if not PurePosixPath(spec.workdir).parts[1:]:
         raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
@@ -135,7 +144,7 @@ def plan_group(
         item_id=env.item_id(item),
         category=env.category(item),
         messages=first_messages(config, env.format_prompt(item)),
-        tools=choose_tools(config, index),
+        tools=tools,
         tool_config=config.tools.model_copy(update={"default_timeout_s": timeout_s}),
         sampling=Sampling(
             temperature=config.agent_temperature if temperature is None else temperature,
@@ -157,7 +166,7 @@ def plan_group(
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,
-        own_tools=tuple(env.tools(item)),
+        own_tools=own_tools,
         mcp=config.mcp,
         roles=env.roles,
         user=env.user_reply if env.has_user else None,
@@ -180,6 +189,17 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
     choice = ToolChoice(tuple(chosen), resolve(config.disabled_toolsets) if config.disabled_toolsets else ())
     choice.names()
     return choice
+
+
+def check_mcp(config: HermesAgentEnvConfig) -> None:
+    """ConfigError for MCP servers that cannot start on this machine."""
+    if config.mcp and importlib.util.find_spec("mcp") is None:
+        raise ConfigError("env.mcp needs the package mcp: pip install 'hermes-rl[mcp]'")
+    for name, server in config.mcp.items():
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            raise ConfigError(f"env.mcp: {name!r} is not a name of letters, digits and _, which its tools begin with")
+        if server.command and server.where == "host" and shutil.which(server.command[0]) is None:
+            raise ConfigError(f"env.mcp.{name}.command: there is no program {server.command[0]!r} on this machine")
 
 
 def longest_sequence(
