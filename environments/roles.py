@@ -282,7 +282,7 @@ def verdict_grammar(server_type: str, token: str, points: int) -> dict[str, Any]
         return {}
     properties = {
         "verdict": {"const": token},
-        "reasons": {"type": "string", "maxLength": 400},
+        "reasons": {"type": "string", "maxLength": 200},
         "points": {"type": "integer", "minimum": 0, "maximum": points},
     }
     return {"json_schema": {"type": "object", "properties": properties, "required": list(properties)}}

@@ -80,7 +80,7 @@ async def test_a_verdict_is_the_mean_of_its_votes_with_reasons_and_agreement(poo
     assert record.reward_components["verifier/agreement"] == pytest.approx(0.6)
     use = record.roles["judge"]
     assert use["verdicts"] == [
-        {"score": 0.6, "votes": [0.4, 0.8], "agreement": pytest.approx(0.6), "reasons": ["so", "so"]}
+        {"score": pytest.approx(0.6), "votes": [0.4, 0.8], "agreement": pytest.approx(0.6), "reasons": ["so", "so"]}
     ]
     assert (use["requests"], use["cached"]) == (2, 0)
     assert use["cost"] == use["prompt_tokens"] > 0
@@ -261,15 +261,15 @@ def test_the_user_sees_what_was_said_and_no_calls() -> None:
 @pytest.mark.slow
 async def test_a_real_model_judges_and_plays_the_user(pool: DirectoryPool) -> None:
     require_cpu_model()
-    judge = JudgeConfig(server_type="cpu-model", votes=3, max_tokens=160)
-    user = UserConfig(server_type="cpu-model", max_replies=2, max_tokens=40)
+    judge = JudgeConfig(server_type="cpu-model", votes=2, max_tokens=200)
+    user = UserConfig(server_type="cpu-model", max_replies=1, max_tokens=30)
     async with standin_model(says("It is 7.")) as (model, _):
-        records = await rolled_out(JudgedEnv(pool, model, judge=judge, user=user, max_agent_turns=6), 2)
+        records = await rolled_out(JudgedEnv(pool, model, judge=judge, user=user, max_agent_turns=6))
     for record in records:
         assert record.trainable
         [verdict] = record.roles["judge"]["verdicts"]
-        assert len(verdict["votes"]) == 3
+        assert len(verdict["votes"]) == 2
         assert 0.0 <= verdict["score"] <= 1.0
         assert all(verdict["reasons"])
-        assert 1 <= record.roles["user"]["requests"] <= 2
+        assert record.roles["user"]["requests"] == 1
     assert verify(record.to_json() for record in records).ok
