@@ -7,7 +7,7 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,15 @@ class RolloutJob:
     """Makes the judge and the user of a rollout with this seed; None without either."""
     user: UserReply | None = None
     """The environment's `user_reply`, when somebody answers the agent."""
+    scope: RolloutScope = field(default_factory=RolloutScope)
+    """Of this rollout alone; see `for_rollout`."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
+
+    def for_rollout(self, rollout_id: str, sampling: Sampling) -> RolloutJob:
+        """The group's job as one rollout's, with a state and roles of its own."""
+        scope = RolloutScope(self.item, {}, self.roles(sampling.seed) if self.roles else None)
+        return replace(self, rollout_id=rollout_id, sampling=sampling, scope=scope)
 
     @property
     def needs_slot(self) -> bool:
@@ -104,7 +111,7 @@ class RolloutJob:
         if self.activity is not None:
             self.activity(self.rollout_id, what)
 
-    def runtime(self, sandbox: Sandbox, scope: RolloutScope) -> SandboxTools:
+    def runtime(self, sandbox: Sandbox) -> SandboxTools:
         """The tools of this rollout on a sandbox."""
         return SandboxTools(
             sandbox,
@@ -116,7 +123,7 @@ class RolloutJob:
             on_activity=self.on_activity,
             own=self.own_tools,
             mcp=self.mcp,
-            own_context=SandboxContext(sandbox, scope=scope) if self.own_tools else None,
+            own_context=SandboxContext(sandbox, scope=self.scope) if self.own_tools else None,
         )
 
 

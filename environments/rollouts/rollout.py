@@ -11,8 +11,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import FrozenWorkspace, RolloutScope, SandboxContext, ToolContext
+from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
 from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
@@ -77,6 +77,10 @@ StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
 
+Act = Callable[[], Awaitable[tuple[AgentResult, FrozenWorkspace | None]]]
+"""The agent's work: how it ended, and what it left."""
+
+
 async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
     raise AssertionError("a rollout without tools has no calls to run")
 
@@ -102,25 +106,37 @@ class RolloutRunner:
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
-        record = self._new_record(job)
+        record = self.new_record(job)
+
+        async def act() -> tuple[AgentResult, FrozenWorkspace | None]:
+            async with self.slot(job, record) as sandbox:
+                async with self.tools(job, sandbox, record) as runtime:
+                    ctx = SandboxContext(sandbox, scope=job.scope)
+                    result = await self._loop(job, runtime, ctx).run(list(job.messages))
+                return result, await self.freeze(job, result, sandbox, record)
+
+        return await self.judge(job, record, act)
+
+    async def judge(self, job: RolloutJob, record: RolloutRecord, act: Act) -> ScoredRollout:
+        """Let `act` end the agent's work, then verify and reward; every fault ends in the record."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
-        scope = RolloutScope(job.item, {}, job.roles(job.sampling.seed) if job.roles else None)
+        roles = job.scope.roles
         try:
-            result, frozen = await self._act(job, record, scope)
+            result, frozen = await act()
             if result.trainable:
-                rollout = await self._score(job, result, frozen, record, scope)
+                rollout = await self._score(job, result, frozen, record)
         except AgentFault as fault:
             self._blame(record, str(fault))
         except SandboxDestroyed as error:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
-        if scope.roles is not None:
-            record.roles = scope.roles.to_dict()
-            if scope.roles.away is not None and record.trainable:
+        if roles is not None:
+            record.roles = roles.to_dict()
+            if roles.away is not None and record.trainable:
                 # Whatever the environment made of it: nobody knows what the rollout was worth.
-                _lose(record, Outcome.API_ERROR.value, str(scope.roles.away))
+                _lose(record, Outcome.API_ERROR.value, str(roles.away))
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -132,31 +148,42 @@ class RolloutRunner:
         reward = self._rewards.compute(0.0, record.metrics)
         record.verifier_score, record.score, record.reward_components = 0.0, reward.total, dict(reward.components)
 
-    async def _act(
-        self, job: RolloutJob, record: RolloutRecord, scope: RolloutScope
-    ) -> tuple[AgentResult, FrozenWorkspace | None]:
-        """Let the agent work in its slot; fills the record. The slot is given back on return."""
+    @asynccontextmanager
+    async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
+        """The slot where the agent works; none for a rollout without tools."""
         if not job.needs_slot:
-            runtime: ToolRuntime = HandlerRuntime(_no_tool, [], job.rollout_id)
-            result = await self._loop(job, runtime, SandboxContext(None, scope=scope)).run(list(job.messages))
-            result.fill(record)
-            return result, None
+            yield None
+            return
         asked = time.monotonic()
         async with self._lease(job, job.rollout_id) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
             if self._start is not None:
-                await self._start(job.item, SandboxContext(sandbox))
-            ctx = SandboxContext(sandbox, scope=scope)
-            async with job.runtime(sandbox, scope) as runtime:
-                record.tools = list(runtime.schemas())
-                result = await self._loop(job, runtime, ctx).run(list(job.messages))
-            result.fill(record)
-            if not result.trainable:
-                return result, None
-            if result.outcome is Outcome.AGENT_FAULT:
-                raise AgentFault(str(result.error))
-            return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
+                await self._start(job.item, SandboxContext(sandbox, scope=job.scope))
+            yield sandbox
+
+    @asynccontextmanager
+    async def tools(
+        self, job: RolloutJob, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> AsyncIterator[ToolRuntime]:
+        """The agent's tools in its slot."""
+        if sandbox is None:
+            yield HandlerRuntime(_no_tool, [], job.rollout_id)
+            return
+        async with job.runtime(sandbox) as runtime:
+            record.tools = list(runtime.schemas())
+            yield runtime
+
+    async def freeze(
+        self, job: RolloutJob, result: AgentResult, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> FrozenWorkspace | None:
+        """Fill the record, and keep what the agent left in its slot when that is to be judged."""
+        result.fill(record)
+        if sandbox is None or not result.trainable:
+            return None
+        if result.outcome is Outcome.AGENT_FAULT:
+            raise AgentFault(str(result.error))
+        return await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
 
     def _loop(self, job: RolloutJob, runtime: ToolRuntime, ctx: SandboxContext) -> HermesAgentLoop:
         reply = job.user
@@ -178,7 +205,6 @@ class RolloutRunner:
         result: AgentResult,
         frozen: FrozenWorkspace | None,
         record: RolloutRecord,
-        scope: RolloutScope,
     ) -> ScoredRollout:
         """Verify and reward; fills the record. A fault is answered by verifying again, not by another rollout."""
         started = time.monotonic()
@@ -186,7 +212,7 @@ class RolloutRunner:
         try:
             while True:
                 try:
-                    return await self._verify(job, result, frozen, record, scope)
+                    return await self._verify(job, result, frozen, record)
                 except (SandboxFileError, CheckTimeout) as error:
                     # What the agent left is missing, unreadable or does not end: that is its answer.
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
@@ -221,12 +247,11 @@ class RolloutRunner:
         result: AgentResult,
         frozen: FrozenWorkspace | None,
         record: RolloutRecord,
-        scope: RolloutScope,
     ) -> ScoredRollout:
         task_id = f"{job.rollout_id}/verify"
         # Without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from.
         lease = self._lease(job, task_id) if frozen is None else self._pool.lease_from(frozen.start, task_id)
-        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job, scope), scope)
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job), job.scope)
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
@@ -238,9 +263,9 @@ class RolloutRunner:
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
         return ScoredRollout(record, tuple(float(value) for value in given.turn_rewards))
 
-    def _call_tool(self, job: RolloutJob, scope: RolloutScope) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
+    def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
-            async with job.runtime(sandbox, scope) as runtime:
+            async with job.runtime(sandbox) as runtime:
                 return (await runtime.checked_call(name, arguments)).text
 
         return call
@@ -250,7 +275,8 @@ class RolloutRunner:
             return self._pool.lease_from(job.snapshot, task_id, ttl_s=job.lease_ttl_s)
         return self._pool.lease(task_id, job.spec, ttl_s=job.lease_ttl_s)
 
-    def _new_record(self, job: RolloutJob) -> RolloutRecord:
+    def new_record(self, job: RolloutJob) -> RolloutRecord:
+        """The record of a rollout that has not begun."""
         return RolloutRecord(
             rollout_id=job.rollout_id,
             group_id=job.group_id,
