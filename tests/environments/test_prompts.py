@@ -51,7 +51,7 @@ def pool() -> Iterator[DirectoryPool]:
 async def scores(env: PromptsEnv, pool: DirectoryPool, policy: Any) -> list[float | None]:
     async with standin_model(policy) as (model, _):
         env.pool, env.model = pool, model
-        return [(await env.run_group(row, n, 1)).scored[0].record.score for n, row in enumerate(env.rows)]
+        return [(await env.rollouts.run_group(row, n, 1)).scored[0].record.score for n, row in enumerate(env.rows)]
 
 
 async def test_rows_are_checked_answered_or_just_finished(tmp_path: Path, pool: DirectoryPool) -> None:

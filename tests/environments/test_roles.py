@@ -67,7 +67,7 @@ class JudgedEnv(NumberEnv):
 async def rolled_out(env: NumberEnv, wanted: int = 1) -> list[RolloutRecord]:
     await env.open_up()
     try:
-        return list((await env.run_group(ITEM, 0, wanted)).records())
+        return list((await env.rollouts.run_group(ITEM, 0, wanted)).records())
     finally:
         await env.shut_down()
 
