@@ -11,26 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_loop.limits import Limits
+from agent_loop.local_models.standin.solver import Step
 from agent_loop.model.backends.backend import TokenBackend
 from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.tools.policy import Answer
+from agent_loop.tools.tool import Tool
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import PackedGroup, Packer
 from environments.atropos.servers import AtroposServerBackend
-from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
+from environments.config.settings import HermesAgentEnvConfig, RoleConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.planning import choose_tools, content_id, item_field, longest_sequence
+from environments.rollouts.planning import check_mcp, choose_tools, content_id, item_field, longest_sequence
 from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
@@ -43,6 +45,7 @@ from sandbox_pool.spec import SandboxSpec
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
 
+    from environments.roles import RolloutRoles
     from environments.rollouts.hack_meter import HackMeter, Probe
     from environments.rollouts.quarantine import Quarantine
 
@@ -94,8 +97,10 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._packing = asyncio.Lock()
         self.always_allowed: set[str] = set()
         """Rules of `tools.policy` that `allow_command` answered with "always"."""
-        self.known_solutions: dict[str, Sequence[str]] = {}
-        """Prompt -> shell commands that solve it, for the stand-in."""
+        self.known_solutions: dict[str, Sequence[Step]] = {}
+        """Prompt -> steps that solve it, for the stand-in."""
+        self.roles: Callable[[int | None], RolloutRoles] | None = None
+        """Makes the judge and the user of a rollout with this seed; None without either."""
         self._model_context: int | None = None
         self._meter: HackMeter | None = None
         if config.hack_meter.impossible or config.hack_meter.tripwires:
@@ -109,6 +114,7 @@ class HermesAgentBaseEnv(AtroposEnv):
             from environments.rollouts.quarantine import Quarantine
 
             self._quarantine = Quarantine(config.quarantine)
+        check_mcp(config)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self.reward_terms = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -178,8 +184,28 @@ class HermesAgentBaseEnv(AtroposEnv):
     def activity(self, rollout_id: str, what: str) -> None:
         """Told what a rollout does: each turn, each round of calls, and every ten seconds of a long command."""
 
-    def solution(self, item: Any) -> Sequence[str]:
-        """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
+    def tools(self, item: Any) -> Sequence[Tool]:
+        """Your own tools for the item, made with `@tool`; the model gets them together with `enabled_toolsets`."""
+        return ()
+
+    def user_prompt(self, item: Any) -> str:
+        """Who the user is and what they want, for `env.user` to play: the item's `user`."""
+        return str(item_field(item, "user") or "")
+
+    async def user_reply(self, item: Any, messages: Sequence[Message], ctx: SandboxContext) -> str | None:
+        """What the user answers to a turn without calls; None ends the conversation. Asks `env.user`."""
+        return await ctx.ask_user(self.user_prompt(item), messages)
+
+    @property
+    def has_user(self) -> bool:
+        """Whether somebody answers the agent: `env.user`, or a `user_reply` of the environment's own."""
+        return self.config.user is not None or type(self).user_reply is not HermesAgentBaseEnv.user_reply
+
+    def solution(self, item: Any) -> Sequence[str | Mapping[str, Any]]:
+        """What solves the item, turn by turn, where it is known: the stand-in plays it, well and badly.
+
+        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, or `{"content": ...}`, which is said.
+        """
         return item_field(item, "solution") or ()
 
     def impossible(self, item: Any) -> Any | None:
@@ -224,6 +250,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Start the pool and reach the model, unless they were given."""
         if not isinstance(self.model, ModelServer):  # first: its mistakes are found sooner than slots are started
             self.model = await self._open_model(self.model)
+        await self._open_roles()
         if self.pool is None:
             from sandbox_pool import SlotPool
 
@@ -231,6 +258,21 @@ class HermesAgentBaseEnv(AtroposEnv):
                 self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
             except ValueError as error:
                 raise ConfigError(f"env.pool: {error}") from error
+
+    async def _open_roles(self) -> None:
+        config = self.config
+        if config.judge is None and config.user is None:
+            return
+        from environments.roles import Role, RolloutRoles
+
+        async def opened(name: str, role: RoleConfig | None) -> Role | None:
+            if role is None:
+                return None
+            opener = ModelOpener(self._stack, config.tool_call_parser, config.tokenizer_name, section=f"env.{name}")
+            return Role(name, await opener.open([role]), role)
+
+        judge, user = await opened("judge", config.judge), await opened("user", config.user)
+        self.roles = lambda seed: RolloutRoles(judge, user, seed)
 
     async def _open_model(self, backend: TokenBackend | None) -> ModelServer:
         config = self.config

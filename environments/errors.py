@@ -116,7 +116,7 @@ def _named_faults() -> tuple[type[Exception], ...]:
     from agent_loop.local_models.cpu_model.weights import CpuModelMissing
     from agent_loop.model.contract import ModelError
     from agent_loop.tools.tool import ToolsetError
-    from environments.code_tasks.datasets import DatasetUnavailable
+    from environments.dataset_rows import DatasetUnavailable
     from tool_parsers import UnknownParser
 
     return (DatasetUnavailable, CpuModelError, CpuModelMissing, ModelError, ToolsetError, UnknownParser)

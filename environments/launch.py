@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SHIPPED = {
     "terminal_tasks": "environments.terminal_tasks.terminal_env:TerminalTasksEnv",
     "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
+    "prompts": "environments.prompts:PromptsEnv",
 }
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
@@ -88,7 +89,7 @@ def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
     name = read_yaml(find_config(source)).data.get("environment")
     if not name:
         load_config(RunConfig, source, settings)
-        raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, or module:Class")
+        raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, prompts, or module:Class")
     return str(name)
 
 

@@ -227,6 +227,8 @@ class RolloutRecord:
     """The reward given to the trainer; None when the rollout is not trainable."""
     verifier_score: float | None = None
     reward_components: dict[str, float] = field(default_factory=dict)
+    roles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the rollout asked of the judge and of the user: requests, tokens, cost, and the judge's verdicts."""
     category: str = ""
     policy: str = ""
     """Model or scripted policy that played."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from agent_loop.limits import Limits
 from agent_loop.model.backends.http import http_address
-from agent_loop.tools.config import ToolConfig
+from agent_loop.tools.config import McpServerConfig, ToolConfig
 from agent_loop.tools.toolsets import DISTRIBUTIONS, resolve
 from environments.atropos.advantages import Baseline
 from environments.atropos.atropos_env import AtroposEnvConfig
@@ -100,6 +100,51 @@ class HackMeterSettings(_Strict):
         return self
 
 
+class RoleConfig(ServerConfig):
+    """A further model of the run, which is not trained."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """None: 0 for a judge with one vote, else 0.7."""
+    max_tokens: int = Field(default=1024, gt=0)
+    """Of one answer."""
+    tries: int = Field(default=5, ge=1)
+    """Requests for one answer when the server fails; after the last one the rollout is lost."""
+    at_once: int = Field(default=16, ge=1)
+    """Requests at the same time, over all rollouts."""
+    cache: Path | None = None
+    """Folder of answers to keep for later runs. A judge also remembers its answers of this run."""
+    prompt_price: float = Field(default=0.0, ge=0)
+    """Price of a million tokens read, for the cost in the summary."""
+    sampled_price: float = Field(default=0.0, ge=0)
+    """Price of a million tokens written."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the server with every request."""
+
+
+class JudgeConfig(RoleConfig):
+    """The model that `ctx.judge` asks."""
+
+    votes: int = Field(default=1, ge=1, le=100)
+    """Verdicts that one judgement is the mean of."""
+    max_material_chars: int = Field(default=60_000, ge=2)
+    """Of each text that is judged; a longer one is cut in the middle."""
+
+    @model_validator(mode="after")
+    def _votes_can_differ(self) -> JudgeConfig:
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError(f"{self.votes} votes at temperature 0 are all the same: raise `temperature`")
+        return self
+
+
+class UserConfig(RoleConfig):
+    """The model that plays the user: it answers each turn of the agent that has no calls."""
+
+    max_replies: int = Field(default=10, ge=1)
+    """The conversation ends after so many."""
+    end: str = Field(default="###END###", min_length=1)
+    """What the user says to end the conversation."""
+
+
 class HermesAgentEnvConfig(AtroposEnvConfig):
     """Everything about an environment but its servers. Fields of atroposlib's BaseEnvConfig keep their meaning."""
 
@@ -152,6 +197,11 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         description="Limits of one rollout; `max_agent_turns` is its `max_turns`.",
     )
     rewards: RewardConfig = Field(default_factory=RewardConfig)
+    judge: JudgeConfig | None = Field(default=None, description="The model that `ctx.judge` asks.")
+    user: UserConfig | None = Field(default=None, description="The model that plays the user; None: there is none.")
+    mcp: dict[str, McpServerConfig] = Field(
+        default_factory=dict, description="MCP servers by name; their tools join those of the model."
+    )
 
     segments: SegmentPolicy = Field(default="all", description="What becomes of rollouts with several segments.")
     advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import ModelServer
+from agent_loop.model.contract import ModelError, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
@@ -126,7 +126,8 @@ class RolloutRunner:
         async def act() -> tuple[AgentResult, Left]:
             sandbox = await slot.enter_async_context(self.slot(job, record))
             async with self.tools(job, sandbox, record) as runtime:
-                result = await self._loop(job, runtime).run(list(job.messages))
+                ctx = SandboxContext(sandbox, scope=job.scope)
+                result = await self._loop(job, runtime, ctx).run(list(job.messages))
             return result, await self.freeze(job, result, sandbox, record)
 
         return await self.judge(job, record, act, slot)
@@ -135,6 +136,7 @@ class RolloutRunner:
         """Let `act` end the agent's work, then verify and reward. Faults end in the record; the slot is given back."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
+        roles = job.scope.roles
         try:
             async with slot:
                 result, left = await act()
@@ -150,6 +152,11 @@ class RolloutRunner:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
+        if roles is not None:
+            record.roles = roles.to_dict()
+            if roles.away is not None and record.trainable:
+                # Whatever the environment made of it: nobody knows what the rollout was worth.
+                _lose(record, Outcome.API_ERROR.value, str(roles.away))
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -164,7 +171,7 @@ class RolloutRunner:
     @asynccontextmanager
     async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
         """The slot where the agent works; none for a rollout without tools."""
-        if not job.tools.toolsets:
+        if not job.needs_slot:
             yield None
             return
         asked = time.monotonic()
@@ -181,7 +188,7 @@ class RolloutRunner:
         if self._start is None:
             return
         try:
-            await self._start(job.item, SandboxContext(sandbox))
+            await self._start(job.item, SandboxContext(sandbox, scope=job.scope))
         except Exception as error:
             if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
                 raise
@@ -219,7 +226,8 @@ class RolloutRunner:
             return sandbox
         return await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: ToolRuntime, ctx: SandboxContext) -> HermesAgentLoop:
+        reply = job.user
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -229,6 +237,7 @@ class RolloutRunner:
             context=job.context,
             budget_config=job.budget,
             on_activity=job.on_activity,
+            user=None if reply is None else lambda messages: reply(job.item, messages, ctx),
         )
 
     async def _score(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:
@@ -246,6 +255,10 @@ class RolloutRunner:
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
                 except (AgentFault, SandboxDestroyed):
                     raise
+                except ModelError as error:
+                    # The judge was asked as often as the config says: another try of the rollout may find it back.
+                    _lose(record, Outcome.API_ERROR.value, str(error))
+                    return ScoredRollout(record)
                 except SandboxError as error:
                     if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
                         raise
@@ -274,7 +287,7 @@ class RolloutRunner:
             lease = nullcontext(left)
         else:  # without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from
             lease = self._lease(job, task_id)
-        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job), job.scope)
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
@@ -331,7 +344,7 @@ def as_score(given: Any) -> Score:
     if isinstance(given, Score):
         score = given
     elif isinstance(given, Verdict):
-        score = Score(given.score)
+        score = Score(given.score, components={} if given.agreement is None else {"agreement": given.agreement})
     elif isinstance(given, str | bytes | type(None)):
         raise ValueError(f"compute_reward returned {given!r}, not a number")
     else:

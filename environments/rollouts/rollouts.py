@@ -315,7 +315,7 @@ class Rollouts:
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            rollout = await runner.run(replace(job, rollout_id=rollout_id, sampling=sampling))
+            rollout = await runner.run(job.for_rollout(rollout_id, sampling))
             self._check_prompt_fits(rollout.record)
             if counted:
                 self.env.keep(rollout.record)

@@ -111,6 +111,8 @@ class Summary:
     policies: tuple[Slice, ...]
     categories: tuple[Slice, ...]
     isolation: dict[str, int]
+    roles: dict[str, dict[str, float]]
+    """What the judge and the user were asked, and what that cost: sums over the rollouts, and the mean agreement."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -146,7 +148,20 @@ def summarize(records: Iterable[RolloutRecord]) -> Summary:
         policies=_by(rollouts, lambda record: record.policy),
         categories=_by(rollouts, lambda record: record.category),
         isolation=dict(Counter(record.isolation for record in rollouts if record.isolation)),
+        roles=_roles(rollouts),
     )
+
+
+def _roles(records: Sequence[RolloutRecord]) -> dict[str, dict[str, float]]:
+    totals: dict[str, dict[str, float]] = {}
+    for name in sorted({name for record in records for name in record.roles}):
+        uses = [record.roles[name] for record in records if name in record.roles]
+        counted = ("requests", "cached", "retries", "prompt_tokens", "sampled_tokens", "cost")
+        totals[name] = {key: math.fsum(use[key] for use in uses) for key in counted}
+        verdicts = [verdict for use in uses for verdict in use["verdicts"]]
+        if (agreement := mean([v["agreement"] for v in verdicts if v["agreement"] is not None])) is not None:
+            totals[name]["agreement"] = agreement
+    return totals
 
 
 def _by(records: Sequence[RolloutRecord], key: Callable[[RolloutRecord], str]) -> tuple[Slice, ...]:
@@ -240,6 +255,7 @@ def render(summary: Summary) -> RenderableType:
     if len(summary.categories) > 1:
         parts.append(_scores("category", summary.categories, None))
     parts += [_causes(summary.overall), Text(_losses_text(summary.overall))]
+    parts += [Text(_role_text(name, totals)) for name, totals in summary.roles.items()]
     return Group(*parts)
 
 
@@ -290,6 +306,15 @@ def _causes(row: Slice) -> Table:
     for cause, count in row.zeros.items():
         table.add_row(cause, str(count))
     return table
+
+
+def _role_text(name: str, totals: Mapping[str, float]) -> str:
+    agreement = f", agreement {totals['agreement']:.3f}" if "agreement" in totals else ""
+    return (
+        f"The {name}: {totals['requests']:,.0f} requests ({totals['cached']:,.0f} more from the cache, "
+        f"{totals['retries']:,.0f} retries), {totals['prompt_tokens']:,.0f} tokens read and "
+        f"{totals['sampled_tokens']:,.0f} written, cost {totals['cost']:,.2f}{agreement}."
+    )
 
 
 def _losses_text(row: Slice) -> str:

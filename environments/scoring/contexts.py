@@ -20,12 +20,13 @@ import shlex
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from agent_loop.model.contract import Message
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.verification import AgentFault, CheckTimeout
+from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
 from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.errors import SandboxError, SandboxFileError
@@ -33,6 +34,9 @@ from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
 from sandbox_pool.server.host_files import remove_tree
 from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from environments.roles import RolloutRoles
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +67,57 @@ class Answer:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class RolloutScope:
+    """What belongs to one rollout from its first tool call to its reward."""
+
+    item: Any = None
+    state: dict[str, Any] = field(default_factory=dict)
+    roles: RolloutRoles | None = None
+
+
 class SandboxContext:
     """Async calls on a sandbox. Relative paths start at the workspace."""
 
     _environment: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, sandbox: Sandbox, call_tool: CallTool | None = None) -> None:
+    def __init__(
+        self, sandbox: Sandbox | None, call_tool: CallTool | None = None, scope: RolloutScope | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._call_tool = call_tool
+        self._scope = scope or RolloutScope()
+
+    @property
+    def item(self) -> Any:
+        """The item of the rollout."""
+        return self._scope.item
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Whatever your own tools keep for the rollout; `compute_reward` finds it here again."""
+        return self._scope.state
+
+    async def judge(self, rubric: str, *, points: int = 10, votes: int | None = None, **material: Any) -> Verdict:
+        """Ask `env.judge` how well the material meets the rubric: `await ctx.judge("Is it kind?", answer=text)`.
+
+        The score is the mean of the votes, from 0 to 1. The material is quoted, and nothing in it can be read as a
+        verdict. A judge that cannot be asked raises `RoleAway`, and the rollout is lost: it is never scored 0.
+        """
+        if self._scope.roles is None:
+            raise RuntimeError("there is no judge: set env.judge (a server, such as env.judge.base_url)")
+        return await self._scope.roles.judge(rubric, material, points, votes)
+
+    async def ask_user(self, instructions: str, messages: Sequence[Message]) -> str | None:
+        """What `env.user`, who plays the person of these instructions, answers; None when they are done."""
+        if self._scope.roles is None:
+            raise RuntimeError("there is no user: set env.user (a server), or write `user_reply`")
+        return await self._scope.roles.reply(instructions, messages)
 
     async def sandbox(self) -> Sandbox:
         """The sandbox that the calls go to."""
+        if self._sandbox is None:
+            raise RuntimeError("the agent has no tools and so no sandbox (env.enabled_toolsets is empty)")
         return self._sandbox
 
     async def exec(
@@ -405,7 +449,9 @@ class ToolContext(SandboxContext):
         task_id: str,
         verifier_paths: Sequence[str] = (),
         call_tool: CallTool | None = None,
+        scope: RolloutScope | None = None,
     ) -> None:
+        self._scope = scope or RolloutScope()
         self._lease = lease
         self._frozen = frozen
         self._task_id = task_id
