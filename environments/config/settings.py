@@ -130,6 +130,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         default="workspace",
         description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",
     )
+    store_end_state: bool = Field(
+        default=False, description="Keep the text files that each rollout left in its record, for `view` to compare."
+    )
     seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
     seeded_sampling: bool | None = Field(
         default=None, description="Send a seed with each request; None: in process and evaluate only."

@@ -70,6 +70,8 @@ class RolloutJob:
     verifier_paths: Sequence[str]
     whole_layer: bool
     """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+    store_end_state: bool = False
+    """Keep the texts of the workspace in the record."""
     ask: AskCallback | None = None
     always_allowed: set[str] | None = None
     """Rules that `ask` answered with "always", shared by all rollouts of the run."""
@@ -133,6 +135,7 @@ def plan_group(
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
         whole_layer=config.verification == "layer",
+        store_end_state=config.store_end_state,
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,
