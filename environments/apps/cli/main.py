@@ -25,6 +25,7 @@ VERBS = {
     "serve": "feed rollouts to a trainer through Atropos' run-api",
     "process": "roll out a number of groups into a file, resuming where an earlier start stopped",
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
+    "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
     "view": "make an HTML page of a rollouts.jsonl",
     "parse": "take model text apart into content, reasoning and tool calls",
