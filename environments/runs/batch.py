@@ -20,6 +20,7 @@ from environments.atropos.stops import Stop
 from environments.config.loader import masked
 from environments.errors import ConfigError, RunFailed
 from environments.runs.progress import Progress, Tally, progress_for
+from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
 
@@ -160,8 +161,13 @@ async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
 
 async def _run(env: HermesAgentBaseEnv, works: AsyncIterator[Work], total: int, run: Any, store: RunStore) -> int:
     stop = Stop()
+
+    def facts() -> dict[str, Any]:
+        return {"groups": total, **slot_facts(env.pool)}
+
     with stop.on_signals(), progress_for() as progress:
-        tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
+        async with StatusFile(store.directory, env.mode, facts):
+            tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
         summary = finish(env, store, tally)
     print_summary(summary)
     if stop.draining.is_set():

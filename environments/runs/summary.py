@@ -314,3 +314,17 @@ def _percent(value: float | None) -> str:
 
 def _with_error(value: float | None, error: float | None) -> str:
     return _number(value) if error is None else f"{_number(value)} ± {error:.3f}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
+    """One character per value; a blank where a value is missing."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    bottom, top = (min(known) if low is None else low), (max(known) if high is None else high)
+    span = (top - bottom) or 1.0
+    places = [None if v is None else min(1.0, max(0.0, (v - bottom) / span)) for v in values]
+    return "".join(" " if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)

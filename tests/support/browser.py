@@ -5,7 +5,6 @@ One browser serves a test session; each test gets a tab of its own. Speaks the D
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import itertools
 import json
@@ -104,7 +103,8 @@ class Page:
         """Wait in the page until an expression is true; what it then is."""
         looked = f"""new Promise((done, fail) => {{
           const end = performance.now() + {WAIT_S * 1000};
-          const look = () => {{ const value = (() => {{ try {{ return ({expression}); }} catch {{ return false; }} }})();
+          const now = () => {{ try {{ return ({expression}); }} catch {{ return false; }} }};
+          const look = () => {{ const value = now();
             if (value) done(value); else if (performance.now() > end) fail(new Error("never: " + document.title));
             else setTimeout(look, 15); }};
           look(); }})"""
@@ -156,12 +156,16 @@ class Page:
     async def picture(self, path: Path) -> bytes:
         """A PNG of what is in view; kept when HERMES_RL_PICTURES names a folder."""
         data = base64.b64decode((await self.send("Page.captureScreenshot", format="png"))["data"])
-        path.write_bytes(data)
-        if PICTURES:
-            kept = Path(PICTURES)
-            kept.mkdir(parents=True, exist_ok=True)
-            (kept / path.name).write_bytes(data)
+        _keep(path, data)
         return data
+
+
+def _keep(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    if PICTURES:
+        kept = Path(PICTURES)
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / path.name).write_bytes(data)
 
 
 @asynccontextmanager
@@ -188,7 +192,6 @@ async def opened(browser: str, address: str, *, width: int = 1400, height: int =
 
 async def shown(browser: str, page: Path, state: str = "", width: int = 1400) -> str:
     """The document once it is drawn, as markup."""
-    async with opened(browser, f"{page.resolve().as_uri()}#{state}", width=width) as tab:
+    async with opened(browser, f"{page.as_uri()}#{state}", width=width) as tab:
         await tab.until("document.body.dataset.ready")
-        await asyncio.sleep(0)
         return await tab.js("document.documentElement.outerHTML")

@@ -11,19 +11,23 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.advantages import Baseline
 from environments.runs.report.view_model import add_advantages, detail, index_entry
-from environments.runs.summary import summarize
+from environments.runs.summary import mean, summarize
+
+if TYPE_CHECKING:
+    from environments.runs.comparison import Comparison
 
 
 class UnreadableRun(ValueError):
@@ -49,11 +53,11 @@ def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
                 raise UnreadableRun(f"{path}, line {number}: {error}") from error
 
 
-SCRIPTS = ("dom.js", "charts.js", "tokens.js", "detail.js", "group.js", "list.js", "live.js", "app.js")
+SCRIPTS = ("dom.js", "store.js", "charts.js", "tokens.js", "detail.js", "group.js", "list.js", "live.js", "app.js")
+COMPARE_SCRIPTS = ("dom.js", "store.js", "charts.js", "tokens.js", "detail.js", "group.js", "list.js", "compare.js")
 STYLES = ("page.css", "detail.css", "tokens.css")
 MAX_CHARS = 20_000
 CHUNK_BYTES = 400_000
-"""Details that are packed together: small enough to unpack within a frame, large enough to be packed well."""
 
 
 def pack(value: Any, level: int = 6) -> str:
@@ -76,7 +80,7 @@ class PageData:
         differences: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self.entries: list[dict[str, Any]] = []
-        self.pieces: dict[str, Any] = {}
+        self.vocabularies: list[dict[str, Any]] = []
         self.light: list[RolloutRecord] = []
         self._max_chars, self._with_tokens, self._differences = max_chars, with_tokens, differences or {}
 
@@ -86,12 +90,21 @@ class PageData:
         shown = detail(record, self._max_chars, self._with_tokens)
         if found := self._differences.get(record.rollout_id):
             shown["differences"] = found
-        if self._with_tokens:
-            self.pieces |= record.pieces
+        if self._with_tokens and record.pieces:
+            shown["vocabulary"] = self._vocabulary(record.pieces)
         record.messages, record.tools, record.segments, record.sampled_calls = [], [], [], []
         record.pieces, record.end_state = {}, {}
         self.light.append(record)
         return shown
+
+    def _vocabulary(self, pieces: Mapping[str, Any]) -> int:
+        """The number of the first table that says the same about these tokens: a run may have several tokenizers."""
+        for number, known in enumerate(self.vocabularies):
+            if all(known.get(token, piece) == piece for token, piece in pieces.items()):
+                known.update(pieces)
+                return number
+        self.vocabularies.append(dict(pieces))
+        return len(self.vocabularies) - 1
 
 
 def build_report(
@@ -107,61 +120,92 @@ def build_report(
     """The page as a string. Texts longer than `max_chars` are cut in the middle; `labels` name a step for each."""
     data = PageData(max_chars=max_chars, with_tokens=with_tokens, differences=differences)
     steps = iter(labels) if labels is not None else None
-    blobs, sizes, chunk = [], [], _Chunk()
-    for record in records:
-        more = {} if steps is None else {"step": next(steps)}
-        if chunk.add(data.add(record, **more)):
-            blobs.append(chunk.packed(len(sizes)))
-            sizes.append(chunk.count)
-            chunk = _Chunk()
-    if chunk.count:
-        blobs.append(chunk.packed(len(sizes)))
-        sizes.append(chunk.count)
+    chunks = _Chunks(data.add(record, **({} if steps is None else {"step": next(steps)})) for record in records)
     add_advantages(data.entries, baseline)
     index = {
         "title": title,
         "baseline": baseline,
         "summary": summarize(data.light).to_dict(),
         "rollouts": data.entries,
-        "chunks": sizes,
+        "chunks": chunks.sizes,
     }
-    blobs = [_element("index", pack(index)), _element("pieces", pack(data.pieces)), *blobs]
-    return build_page("page.html", SCRIPTS, STYLES, title=title, blobs="\n".join(blobs))
+    return build_page("page.html", SCRIPTS, title=title, blobs=_blobs(index, data, chunks))
 
 
-class _Chunk:
-    """Details until they are enough to be packed."""
+def build_comparison(
+    found: Comparison,
+    records_a: Sequence[RolloutRecord],
+    records_b: Sequence[RolloutRecord],
+    *,
+    max_chars: int = MAX_CHARS,
+    with_tokens: bool = True,
+) -> str:
+    """The page of two runs: figures, a scatter, and the rollouts of every matched item side by side."""
+    data = PageData(max_chars=max_chars, with_tokens=with_tokens)
+    sides = [(record.item_id, side) for side, records in enumerate((records_a, records_b)) for record in records]
+    chunks = _Chunks(data.add(record) for record in (*records_a, *records_b))
+    numbers: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for number, key in enumerate(sides):
+        numbers[key].append(number)
+    items = [
+        {
+            "id": pair.item_id,
+            "category": pair.category,
+            "difference": pair.difference,
+            "flip": pair.flip,
+            "mean_a": mean(pair.scores_a),
+            "mean_b": mean(pair.scores_b),
+            "a": numbers[pair.item_id, 0],
+            "b": numbers[pair.item_id, 1],
+        }
+        for pair in found.pairs
+    ]
+    comparison = found.to_dict() | {"pairs": None}
+    index = {"comparison": comparison, "items": items, "rollouts": data.entries, "chunks": chunks.sizes}
+    title = f"{found.name_a} against {found.name_b}"
+    return build_page("compare.html", COMPARE_SCRIPTS, title=title, blobs=_blobs(index, data, chunks))
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
 
-    @property
-    def count(self) -> int:
-        return len(self._parts)
+class _Chunks:
+    """Details, packed by the hundred: small enough to unpack within a frame, large enough to be packed well."""
 
-    def add(self, shown: dict[str, Any]) -> bool:
-        """Whether it is full now."""
-        self._parts.append(orjson.dumps(shown, option=orjson.OPT_NON_STR_KEYS))
-        self._size += len(self._parts[-1])
-        return self._size >= CHUNK_BYTES
+    def __init__(self, details: Iterable[dict[str, Any]]) -> None:
+        self.elements: list[str] = []
+        self.sizes: list[int] = []
+        parts: list[bytes] = []
+        for shown in details:
+            parts.append(orjson.dumps(shown, option=orjson.OPT_NON_STR_KEYS))
+            if sum(map(len, parts)) >= CHUNK_BYTES:
+                self._close(parts)
+                parts = []
+        if parts:
+            self._close(parts)
 
-    def packed(self, number: int) -> str:
-        return _element(f"chunk-{number}", pack(orjson.Fragment(b"[" + b",".join(self._parts) + b"]")))
+    def _close(self, parts: list[bytes]) -> None:
+        packed = pack(orjson.Fragment(b"[" + b",".join(parts) + b"]"))
+        self.elements.append(_element(f"chunk-{len(self.sizes)}", packed))
+        self.sizes.append(len(parts))
+
+
+def _blobs(index: Mapping[str, Any], data: PageData, chunks: _Chunks) -> str:
+    return "\n".join((embedded("index", index), embedded("vocabularies", data.vocabularies), *chunks.elements))
+
+
+def embedded(name: str, value: Any) -> str:
+    """A value as an element of a page."""
+    return _element(name, pack(value))
 
 
 def _element(name: str, packed: str) -> str:
     return f'<script type="application/gzip" id="{name}">{packed}</script>'
 
 
-def build_page(
-    name: str, scripts: Sequence[str], styles: Sequence[str], *, title: str, blobs: str, connect: str = "'none'"
-) -> str:
+def build_page(name: str, scripts: Sequence[str], *, title: str, blobs: str, connect: str = "'none'") -> str:
     """A page of the folder `page` with its scripts and styles in it; `connect` is where its scripts may ask."""
     folder = files("environments.runs.report") / "page"
-    script = "\n".join((folder / name).read_text("utf-8") for name in scripts)
+    script = "\n".join((folder / part).read_text("utf-8") for part in scripts)
     script = f'"use strict";\n(() => {{\n{script}\n}})();\n'
-    style = "\n".join((folder / name).read_text("utf-8") for name in styles)
+    style = "\n".join((folder / part).read_text("utf-8") for part in STYLES)
     template = Template((folder / name).read_text("utf-8"))
     return template.substitute(
         title=escape(title),

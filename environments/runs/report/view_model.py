@@ -129,6 +129,7 @@ def tokens_of(record: RolloutRecord, index: int) -> dict[str, Any]:
     `trained` are the ends of stretches by turns masked and trained, the first of them masked.
     """
     segment = record.segments[index]
+    spelled = {int(token): _bytes(piece) for token, piece in record.pieces.items()}
     spans: list[list[Any]] = []
     logprobs: list[float | None] = []
     done = 0
@@ -136,7 +137,7 @@ def tokens_of(record: RolloutRecord, index: int) -> dict[str, Any]:
         if call.segment != index:
             continue
         start = len(call.prompt_ids)
-        spans += _given_spans(record, turn, segment.tokens[done:start], done)
+        spans += _given_spans(record, turn, [spelled.get(token, b"") for token in segment.tokens[done:start]], done)
         spans += ([start + end, SAMPLED, turn, version] for end, version in _weights(call))
         logprobs += (None if p == NO_LOGPROB else round(p, 4) for p in call.logprobs)
         done = start + len(call.sampled_ids)
@@ -160,15 +161,14 @@ def _stretches(masks: Sequence[int]) -> list[int]:
     return [*ends, len(masks)]
 
 
-def _given_spans(record: RolloutRecord, turn: int, ids: Sequence[int], offset: int) -> Iterator[list[Any]]:
+def _given_spans(record: RolloutRecord, turn: int, pieces: Sequence[bytes], offset: int) -> Iterator[list[Any]]:
     """What stands before a sampled turn, taken apart into texts of messages and the template's own words.
 
     The texts are looked for in order. Where one is not to be found (a template may change it, truncation shortens it)
     nobody can tell where it ends, and the whole stretch counts as given.
     """
-    if not ids:
+    if not pieces:
         return
-    pieces = [_bytes(record.pieces.get(str(token))) for token in ids]
     whole = b"".join(pieces)
     ends = list(accumulate(map(len, pieces)))
     cursor = last = 0
@@ -176,7 +176,7 @@ def _given_spans(record: RolloutRecord, turn: int, ids: Sequence[int], offset: i
     for text in _texts_before(record, turn, offset > 0):
         at = whole.find(text, cursor)
         if at < 0 or not record.pieces:
-            yield [offset + len(ids), GIVEN, turn, ""]
+            yield [offset + len(pieces), GIVEN, turn, ""]
             return
         cursor = at + len(text)
         first, after = bisect_right(ends, at), bisect_right(ends, cursor - 1) + 1
@@ -184,8 +184,8 @@ def _given_spans(record: RolloutRecord, turn: int, ids: Sequence[int], offset: i
         spans.append([offset + after, GIVEN, turn, ""])
         last = max(last, after)
     yield from spans
-    if last < len(ids):
-        yield [offset + len(ids), GLUE, turn, ""]
+    if last < len(pieces):
+        yield [offset + len(pieces), GLUE, turn, ""]
 
 
 def _bytes(piece: Any) -> bytes:

@@ -1,43 +1,19 @@
 // State lives in the address after #, so that a view can be reloaded and shared.
 
-let data = null, pieces = {}, index = null, list = null, shown = [], starts = [];
-const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+let data = null, vocabularies = [], index = null, list = null, shown = [];
 const FIELDS = ["policy", "category", "outcome", "score", "step", "sort"];
 
-const chunks = new Map();
-function loadChunk(number) {
-  if (!chunks.has(number)) {
-    if (chunks.size > 12) chunks.delete(chunks.keys().next().value);
-    chunks.set(number, unpack(byId("chunk-" + number).textContent));
-  }
-  return chunks.get(number);
-}
-
 const fetched = new Map();
-async function askServer(number) {
+function askServer(number) {
   if (!fetched.has(number)) {
     if (fetched.size > 500) fetched.clear();
     fetched.set(number, fetch("rollout/" + number).then((answer) => answer.json()));
   }
-  const detail = await fetched.get(number);
-  Object.assign(pieces, detail.pieces);
-  return detail;
+  return fetched.get(number);
 }
 
-async function loadDetail(number) {
-  if (data.live) return askServer(number);
-  let low = 0, high = starts.length - 1;
-  while (low < high) {
-    const middle = Math.ceil((low + high) / 2);
-    if (starts[middle] <= number) low = middle;
-    else high = middle - 1;
-  }
-  return (await loadChunk(low))[number - starts[low]];
-}
-
-function saveState() {
-  const kept = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
-  history.replaceState(null, "", "#" + kept.toString());
+function loadDetail(number) {
+  return data.live ? askServer(number) : readDetail(number);
 }
 
 let search = 0;
@@ -198,20 +174,11 @@ function listen() {
   });
 }
 
-function paintTheme() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const paint = (theme) => { document.documentElement.dataset.theme = theme; };
-  paint(state.theme || (dark.matches ? "dark" : "light"));
-  dark.addEventListener("change", () => { if (!state.theme) paint(dark.matches ? "dark" : "light"); });
-  byId("theme").addEventListener("click", () => { state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; paint(state.theme); saveState(); });
-}
-
 async function start() {
   paintTheme();
-  [data, pieces] = await Promise.all([unpack(byId("index").textContent), unpack(byId("pieces").textContent)]);
+  [data, vocabularies] = await Promise.all([unpack(byId("index").textContent), unpack(byId("vocabularies").textContent)]);
   data.rollouts.forEach((rollout, number) => { rollout.number = number; });
-  let sum = 0;
-  starts = data.chunks.map((size) => { const at = sum; sum += size; return at; });
+  setChunks(data.chunks);
   index = new TextIndex(data.rollouts, loadDetail);
   list = new VirtualList(byId("list"), (rollout) => openRollout(rollout.id));
   byId("source").textContent = data.title;

@@ -81,6 +81,14 @@ function tokensOfTurn(entry, rollout, data) {
   return fold;
 }
 
+/** What `verify --against` says of this rollout, with a way to each token that differs. */
+function againstNote(differences) {
+  if (!differences.length) return null;
+  const beyond = differences.filter((difference) => difference[4]), sentence = beyond.length + " of " + differences.length + " positions that verify --against asked about are beyond the tolerance. ";
+  const places = beyond.slice(0, 20).map(([segment, position]) => h("button", { class: "more", type: "button", onclick: () => { state.v = "tokens"; saveState(); drawDetail().then(() => document.querySelectorAll(".segment")[segment]?.querySelector(`[data-at="${position}"]`)?.scrollIntoView({ block: "center" })); } }, "segment " + (segment + 1) + ", position " + position));
+  return h("p", { class: beyond.length ? "alert" : "meta" }, sentence, places);
+}
+
 function renderTokens(rollout, data) {
   const choice = colourChoice(data, state.by || "logprob", (by) => setView("by", by));
   const cuts = data.entries.filter((entry) => entry.role === "truncation").map((entry) => h("div", { class: "marker" }, entry.text));
@@ -98,6 +106,7 @@ function renderDetail(rollout, data, query) {
     h("div", { class: "chips" }, scoreChip(rollout), advantageChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), chip(rollout.policy), chip(rollout.category),
       rollout.cause && chip(rollout.cause, causeKind(rollout.cause)), !rollout.trainable && chip("not trained on", INFRASTRUCTURE)),
     data.error && h("p", { class: "alert" }, data.error),
+    againstNote(data.differences || []),
     timeBar([rollout.time]),
     h("div", { class: "facts" }, pairs("Reward", [...data.components, ...total]), pairs("Rollout", data.facts)),
     h("details", {}, h("summary", {}, "All " + data.metrics.length + " metrics"), h("div", { class: "facts" }, pairs("", data.metrics))),

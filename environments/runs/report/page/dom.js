@@ -33,14 +33,6 @@ function replace(node, ...children) {
   append(node, children);
 }
 
-/** The value that Python packed: JSON in gzip in base64. */
-async function unpack(text) {
-  const letters = atob(text), bytes = new Uint8Array(letters.length);
-  for (let place = 0; place < letters.length; place += 1) bytes[place] = letters.charCodeAt(place);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
-}
-
 const byId = (id) => document.getElementById(id);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));

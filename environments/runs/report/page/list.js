@@ -74,9 +74,10 @@ function renderRow(rollout, place, total, current, onOpen) {
 
 /** Rows all have one height, so that the place of each is known without drawing it. */
 class VirtualList {
-  constructor(node, onOpen) {
+  constructor(node, onOpen, render = renderRow) {
     this.node = node;
     this.onOpen = onOpen;
+    this.render = render;
     this.rollouts = [];
     this.rows = new Map();
     this.room = h("div", { class: "room", role: "list", "aria-label": "Rollouts" });
@@ -116,7 +117,7 @@ class VirtualList {
   rowAt(place) {
     let row = this.rows.get(place);
     if (!row) {
-      row = renderRow(this.rollouts[place], place, this.rollouts.length, this.current, this.onOpen);
+      row = this.render(this.rollouts[place], place, this.rollouts.length, this.current, this.onOpen);
       row.style.top = place * this.height + "px";
       this.rows.set(place, row);
       const next = [...this.rows.keys()].filter((other) => other > place).sort((a, b) => a - b)[0];

@@ -28,6 +28,7 @@ function follow(onRollouts) {
   drawLive(last, false);
   source.addEventListener("open", () => drawLive(last, true));
   source.addEventListener("error", () => drawLive(last, false));
+  source.addEventListener("again", () => location.reload());
   source.addEventListener("run", (event) => {
     const news = JSON.parse(event.data);
     last = news.live;

@@ -6,9 +6,9 @@ const LOGPROB_STEPS = [0.05, 0.2, 0.5, 1, 2, 4, 7];
 const ADVANTAGE_STEPS = [0.05, 0.5, 1.2];
 
 /** Everything about one token; spans and logprobs are walked once for the whole segment. */
-function readSegment(segment, number, rollout, differences) {
-  const tokens = [], found = new Map();
-  for (const [where, position, stored, again] of differences || []) if (where === number) found.set(position, { stored, again });
+function readSegment(segment, number, rollout, detail) {
+  const tokens = [], found = new Map(), pieces = detail.pieces || vocabularies[detail.vocabulary] || {};
+  for (const [where, position, stored, again, beyond] of detail.differences || []) if (where === number) found.set(position, { stored, again, beyond });
   let span = 0, sampled = 0, stretch = 0;
   segment.ids.forEach((id, position) => {
     while (span < segment.spans.length - 1 && position >= segment.spans[span][0]) span += 1;
@@ -17,14 +17,14 @@ function readSegment(segment, number, rollout, differences) {
     const trained = stretch % 2 === 1;
     const perTurn = rollout.turn_advantages || [];
     const advantage = trained && rollout.advantage !== undefined ? (perTurn.length ? perTurn[turn - 1] : rollout.advantage) : null;
-    tokens.push({ id, position, kind, turn, weights, trained, advantage, logprob: kind === "sampled" ? segment.logprobs[sampled++] : null, difference: found.get(position) });
+    tokens.push({ id, pieces, position, kind, turn, weights, trained, advantage, logprob: kind === "sampled" ? segment.logprobs[sampled++] : null, difference: found.get(position) });
   });
   return tokens;
 }
 
-function pieceText(id) {
-  const piece = pieces[id];
-  if (piece === undefined) return "#" + id;
+function pieceText(token) {
+  const piece = token.pieces[token.id];
+  if (piece === undefined) return "#" + token.id;
   return typeof piece === "string" ? piece : piece.map((byte) => "\\x" + byte.toString(16).toUpperCase().padStart(2, "0")).join("");
 }
 
@@ -38,12 +38,12 @@ function tokenColour(token, by, versions) {
 }
 
 function tokenWords(token) {
-  const words = ["id " + token.id, JSON.stringify(pieceText(token.id)), "position " + token.position, token.kind === "glue" ? "template" : token.kind];
+  const words = ["id " + token.id, JSON.stringify(pieceText(token)), "position " + token.position, token.kind === "glue" ? "template" : token.kind];
   words.push(token.logprob === null ? "no logprob" : "logprob " + token.logprob.toFixed(4) + " (" + percent(Math.exp(token.logprob)) + ")");
   words.push(token.trained ? "mask: trained" : "mask: -100, not trained");
   if (token.advantage !== null) words.push("advantage " + token.advantage.toFixed(3));
   if (token.weights) words.push("weights " + token.weights);
-  if (token.difference) words.push("verify --against: the model says " + token.difference.again.toFixed(4) + " now, " + Math.abs(token.difference.again - token.difference.stored).toFixed(4) + " apart");
+  if (token.difference) words.push("verify --against: the model says " + token.difference.again.toFixed(4) + " now, " + Math.abs(token.difference.again - token.difference.stored).toFixed(4) + (token.difference.beyond ? " apart: beyond the tolerance" : " apart: confirmed"));
   return words.join(" · ");
 }
 
@@ -71,8 +71,8 @@ function tokenBlock(tokens, by, versions, words) {
   function more() {
     const until = Math.min(tokens.length, drawn + TOKENS_AT_ONCE), part = document.createDocumentFragment();
     for (; drawn < until; drawn += 1) {
-      const token = tokens[drawn], shown = pieceText(token.id);
-      const node = h("span", { class: ("t k-" + token.kind + " " + tokenColour(token, by, versions) + (token.difference ? " differs" : "")).trim(), "data-at": drawn });
+      const token = tokens[drawn], shown = pieceText(token);
+      const node = h("span", { class: ("t k-" + token.kind + " " + tokenColour(token, by, versions) + (token.difference ? (token.difference.beyond ? " differs" : " confirmed") : "")).trim(), "data-at": drawn });
       node.textContent = shown.replaceAll("\n", "⏎\n") || "∅";
       nodes.push(node);
       part.append(node);
@@ -112,7 +112,7 @@ function colourChoice(detail, current, onChange) {
 function turnTokens(rollout, detail, turn, by) {
   const versions = weightsOf(detail), parts = [];
   detail.tokens.forEach((segment, number) => {
-    const own = readSegment(segment, number, rollout, detail.differences).filter((token) => token.turn === turn);
+    const own = readSegment(segment, number, rollout, detail).filter((token) => token.turn === turn);
     if (!own.length) return;
     const given = own.filter((token) => token.kind !== "sampled"), sampled = own.filter((token) => token.kind === "sampled");
     const before = h("details", { class: "before" }, h("summary", {}, whole(given.length) + " tokens before it: " + whole(given.filter((t) => t.kind === "glue").length) + " of the template"));
@@ -127,7 +127,7 @@ function turnTokens(rollout, detail, turn, by) {
 function allTokens(rollout, detail, by) {
   const versions = weightsOf(detail);
   return detail.tokens.map((segment, number) => {
-    const tokens = readSegment(segment, number, rollout, detail.differences);
+    const tokens = readSegment(segment, number, rollout, detail);
     const words = "Segment " + (number + 1) + " of " + detail.tokens.length + ": " + whole(tokens.length) + " tokens, " + whole(tokens.filter((t) => t.trained).length) + " trained";
     return h("section", { class: "segment" }, h("h3", {}, words), tokenBlock(tokens, by, versions, words));
   });
