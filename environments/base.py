@@ -42,7 +42,6 @@ from environments.rollouts.planning import (
     seed_of,
 )
 from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
-from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, ToolContext, drop_if_there
@@ -203,20 +202,6 @@ class HermesAgentBaseEnv(AtroposEnv):
                 self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
             except ValueError as error:
                 raise ConfigError(f"env.pool: {error}") from error
-        if self.mode == "serve" and self.config.data_path_to_save_groups is not None:
-            folder = Path(self.config.data_path_to_save_groups).parent
-            await self._stack.enter_async_context(StatusFile(folder, "serve", self.status_facts))
-
-    def status_facts(self) -> dict[str, Any]:
-        """What `view --live` and `top` tell about this environment while it serves."""
-        return {
-            "step": self.curr_step,
-            "queue": self.counts.queue,
-            "running": self.counts.running,
-            "unsent": 0 if self.outbox is None else self.outbox.unsent,
-            "rejected": dict(self.counts.rejected),
-            **slot_facts(self.pool),
-        }
 
     async def _open_model(self) -> ModelServer:
         config = self.config

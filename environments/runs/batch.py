@@ -96,7 +96,7 @@ async def _run_one(piece: Work, run: RunGroup, store: RunStore, progress: Progre
     await asyncio.to_thread(store.add_group, piece.index, piece.item_id, records, outcome.complete)
     tally.done += outcome.complete
     tally.dropped += not outcome.complete
-    scored = [record.score for record in records if record.trainable and record.score is not None]
+    scored = [r.verifier_score for r in records if r.trainable and r.verifier_score is not None]
     tally.rollouts += len(scored)
     tally.score_sum += sum(scored)
     tally.lost += sum(not record.trainable for record in records)

@@ -232,14 +232,15 @@ def _times(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 PIPE_WIDTH = 160
 """Columns where there is no terminal: no line of a table is broken."""
+NAME_WIDTH = 20
 
 
 def render(summary: Summary) -> RenderableType:
-    """Policies, categories and losses as tables."""
+    """Policies, categories and losses as tables; 80 columns are enough."""
     parts: list[RenderableType] = [_scores("policy", summary.policies, summary.overall)]
     if len(summary.categories) > 1:
         parts.append(_scores("category", summary.categories, None))
-    parts += [_causes(summary.overall), Text(_losses_text(summary.overall))]
+    parts += [_causes(summary.overall), Text(_effort_text(summary.overall)), Text(_losses_text(summary.overall))]
     return Group(*parts)
 
 
@@ -251,23 +252,12 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
 
 def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table:
     rows = [*slices, *([total] if total is not None and len(slices) > 1 else [])]
-    ks = sorted({k for row in rows for k in row.pass_at if k > 1})[-2:]
+    ks = sorted({k for row in slices for k in row.pass_at if k > 1})[-1:]
     table = Table(title=None, box=None, header_style="bold", pad_edge=False)
-    table.add_column(title)
-    for name in (
-        "score",
-        *(f"pass@{k}" for k in ks),
-        "reward",
-        "rollouts",
-        "lost",
-        "valid calls",
-        "turns",
-        "tokens",
-        "time",
-    ):
-        table.add_column(name, justify="right")
+    table.add_column(title, overflow="fold", max_width=NAME_WIDTH)
+    for name in ("score", *(f"pass@{k}" for k in ks), "reward", "rollouts", "lost", "valid"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        calls = row.calls.get("valid_rate")
         table.add_row(
             row.name,
             _with_error(row.mean_score, row.standard_error),
@@ -275,12 +265,23 @@ def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table
             _number(row.mean_reward),
             str(row.rollouts),
             str(row.losses.rollouts),
-            _percent(calls),
-            _number(row.turns_mean, 1),
-            f"{row.sampled_tokens:,.0f}",
-            f"{sum(row.time_s.values()):,.0f} s",
+            _percent(row.calls.get("valid_rate")),
         )
     return table
+
+
+def _effort_text(row: Slice) -> str:
+    names = {
+        "model_s": "model",
+        "tools_s": "tools",
+        "acquire_s": "waiting",
+        "verify_s": "verifying",
+        "other_s": "other",
+    }
+    total = sum(row.time_s.values())
+    shares = ", ".join(f"{TIME_NAMES.get(part, "other")} {seconds / total:.0%}" for part, seconds in row.time_s.items() if total)
+    each = f"{_number(row.turns_mean, 1)} turns each, {row.sampled_tokens:,.0f} sampled tokens"
+    return f"{row.rollouts} rollouts, {each}, {total:,.0f} s" + (f": {shares}." if shares else ".")
 
 
 def _causes(row: Slice) -> Table:

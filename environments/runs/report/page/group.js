@@ -53,7 +53,7 @@ function saidAt(entry) {
 function renderMember(rollout, detail, first, parting, onOpen) {
   const story = turnStory(rollout), components = detail.components.map(([name, value]) => name + " " + plain(value));
   const entry = detail.entries[parting];
-  const where = first === null || parting === -1 ? null : "parts at " + (entry?.turn ? "turn " + entry.turn.turn : "message " + (parting + 1));
+  const where = first === null ? null : parting === -1 ? "the same as the first" : "parts at " + (entry?.turn ? "turn " + entry.turn.turn : "message " + (parting + 1));
   return h("section", { class: "member", "aria-label": "Rollout " + rollout.id },
     h("h3", {}, h("button", { class: "more", type: "button", onclick: () => onOpen(rollout) }, rollout.id)),
     h("div", { class: "chips" }, scoreChip(rollout), advantageChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), chip(rollout.turns + " turns")),
