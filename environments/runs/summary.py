@@ -270,16 +270,12 @@ def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table
     return table
 
 
+TIME_NAMES = dict(zip((*TIME_PARTS, "other_s"), ("model", "tools", "waiting", "verifying", "other"), strict=True))
+
+
 def _effort_text(row: Slice) -> str:
-    names = {
-        "model_s": "model",
-        "tools_s": "tools",
-        "acquire_s": "waiting",
-        "verify_s": "verifying",
-        "other_s": "other",
-    }
     total = sum(row.time_s.values())
-    shares = ", ".join(f"{TIME_NAMES.get(part, "other")} {seconds / total:.0%}" for part, seconds in row.time_s.items() if total)
+    shares = ", ".join(f"{name} {row.time_s[part] / total:.0%}" for part, name in TIME_NAMES.items() if total)
     each = f"{_number(row.turns_mean, 1)} turns each, {row.sampled_tokens:,.0f} sampled tokens"
     return f"{row.rollouts} rollouts, {each}, {total:,.0f} s" + (f": {shares}." if shares else ".")
 

@@ -29,6 +29,7 @@ VERBS = {
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
     "view": "make an HTML page of a rollouts.jsonl, or serve it while the run goes on",
     "top": "watch a run in the terminal while it goes on",
+    "export": "write a run in the format of another tool: Harbor's trajectories, Inspect's logs",
     "parse": "take model text apart into content, reasoning and tool calls",
     "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
     "bench": "measure the loop, the tools or serving on this machine",
