@@ -172,7 +172,13 @@ def _facts(record: RolloutRecord) -> dict[str, Any]:
 
 # -- Inspect's log ------------------------------------------------------------------------------------------------
 
-SAMPLE_LIMITS = {"max_turns": "turn", "max_sampled_tokens": "token", "length": "token", "context_overflow": "context"}
+SAMPLE_LIMITS = {
+    "max_turns": ("turn", "turns"),
+    "max_sampled_tokens": ("token", "sampled_tokens"),
+    "length": ("token", "sampled_tokens"),
+    "context_overflow": ("context", "prompt_tokens_max"),
+}
+"""Outcome -> Inspect's name of the limit, and our metric of what it counts."""
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_calls", "stop": "stop"}
 
 
@@ -253,8 +259,9 @@ def _inspect_sample(record: RolloutRecord, epoch: int) -> dict[str, Any]:
         said = f"{record.outcome}: {record.error or 'no reason given'}"
         sample["error"] = {"message": said, "traceback": "", "traceback_ansi": ""}
     elif record.outcome in LIMIT_OUTCOMES:
-        kind = SAMPLE_LIMITS.get(record.outcome, "custom")
-        sample["limit"] = {"type": kind, "limit": float(len(record.turns)), "reason": record.outcome}
+        kind, usage = SAMPLE_LIMITS.get(record.outcome, ("custom", "tool_calls_attempted"))
+        # What was used when it ended: the record does not have the limit itself.
+        sample["limit"] = {"type": kind, "limit": record.metrics.get(usage, 0.0), "reason": record.outcome}
     return sample
 
 

@@ -12,7 +12,7 @@ import base64
 import gzip
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -115,12 +115,11 @@ def build_report(
     with_tokens: bool = True,
     baseline: Baseline = "normalized",
     differences: Mapping[str, Sequence[Any]] | None = None,
-    labels: Iterable[str] | None = None,
+    label: Callable[[RolloutRecord], str] | None = None,
 ) -> str:
-    """The page as a string. Texts longer than `max_chars` are cut in the middle; `labels` name a step for each."""
+    """The page as a string. Texts longer than `max_chars` are cut in the middle; `label` names a rollout's step."""
     data = PageData(max_chars=max_chars, with_tokens=with_tokens, differences=differences)
-    steps = iter(labels) if labels is not None else None
-    chunks = _Chunks(data.add(record, **({} if steps is None else {"step": next(steps)})) for record in records)
+    chunks = _Chunks(data.add(record, **({} if label is None else {"step": label(record)})) for record in records)
     add_advantages(data.entries, baseline)
     index = {
         "title": title,
