@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 BINARY = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-needs_chromium = pytest.mark.skipif(BINARY is None, reason="Chromium is not installed")
 FLAGS = (
     "--headless",
     "--no-sandbox",
