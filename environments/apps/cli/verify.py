@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{args.file}: no rollout has tokens, there is nothing to ask {args.against} about")
         confirmation = asyncio.run(_confirm(args, with_tokens))
         if args.differences is not None:
-            _write_differences(args.differences, confirmation)
+            write_differences(args.differences, confirmation)
     first = _first_violation(report, confirmation)
     if args.json:
         print(json.dumps(_as_json(report, confirmation, first), indent=2))
@@ -107,7 +107,8 @@ async def _confirm(args: argparse.Namespace, records: list[tuple[int, RolloutRec
         raise UsageError(f"--against: {error}") from error
 
 
-def _write_differences(path: Path, confirmation: Confirmation) -> None:
+def write_differences(path: Path, confirmation: Confirmation) -> None:
+    """Every position that was asked about, for `view --differences` to draw."""
     from environments.runs.store import write_whole
 
     found = [
