@@ -14,9 +14,8 @@ from typing import Any, Protocol
 from agent_loop.fairness import wait_in_line
 from agent_loop.model.backends.backend import Generation, TokenBackend
 from agent_loop.model.contract import Message, ModelTurn, Sampling, Segment, ToolSchema
-from agent_loop.model.tokens.ledger import Ledger
+from agent_loop.model.tokens.ledger import Ledger, Vocabulary
 from agent_loop.model.tokens.template import ChatTemplate
-from agent_loop.model.tokens.vocabulary import Vocabulary
 from agent_loop.records.record import Piece, SampledCall
 from agent_loop.turn.tool_call import parsed_calls
 from tool_parsers import Tools

@@ -6,8 +6,7 @@ from random import Random
 
 from agent_loop.local_models.standin import chatml_tokenizer
 from agent_loop.model.contract import Segment, WeightsSpan
-from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
-from agent_loop.model.tokens.vocabulary import Vocabulary
+from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB, Vocabulary
 from agent_loop.records.record import RolloutRecord, SampledCall
 
 

@@ -27,6 +27,7 @@ VERBS = {
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
     "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
+    "train-check": "a few rollouts through a trainer's own logprob code: are its tokens exact?",
     "view": "make an HTML page of a rollouts.jsonl, or serve it while the run goes on",
     "top": "watch a run in the terminal while it goes on",
     "export": "write a run in the format of another tool: Harbor's trajectories, Inspect's logs",
@@ -61,7 +62,7 @@ class _PrintVersion(argparse.Action):
 
 
 def load_verb(name: str) -> Verb:
-    return cast("Verb", importlib.import_module(f"environments.apps.cli.{name}"))
+    return cast("Verb", importlib.import_module(f"environments.apps.cli.{name.replace('-', '_')}"))
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agent_loop.local_models.standin import chatml_tokenizer
+from agent_loop.model.tokens.ledger import Vocabulary
 from agent_loop.model.tokens.template import decode_ids
-from agent_loop.model.tokens.vocabulary import Vocabulary
 from support.real_tokenizers import real_tokenizer
 
 TEXT = '<|im_start|>system\nnaïve 日本語 🎉\n\tdef f(a):  return "x"<|im_end|>\n  '
