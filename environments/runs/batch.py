@@ -165,7 +165,7 @@ async def _run(env: HermesAgentBaseEnv, works: AsyncIterator[Work], total: int, 
         return {"groups": total, **slot_facts(env.pool)}
 
     with stop.on_signals(), progress_for() as progress:
-        async with StatusFile(store.directory, env.mode, facts):
+        async with StatusFile(store.directory, env.rollouts.mode, facts):
             tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
         summary = finish(env, store, tally)
     print_summary(summary)
