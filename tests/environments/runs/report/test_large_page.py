@@ -41,6 +41,7 @@ def many() -> Iterator[RolloutRecord]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_twenty_thousand_rollouts_open_scroll_and_are_searched(tmp_path: Path, browser: str) -> None:
     page = tmp_path / "report.html"
     began = time.process_time()
