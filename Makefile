@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm hints clean
+.PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm readers hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -25,6 +25,7 @@ help:
 	@echo "make helpers build the slot helper for x86_64 and aarch64 (a 100 MB cross compiler from PyPI)"
 	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
 	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
+	@echo "make readers prepare Harbor and Inspect, which the exports are checked with (120 MB)"
 	@echo "make clean   remove .venv and everything built"
 
 $(INSTALLED): pyproject.toml
@@ -84,6 +85,10 @@ helpers: $(INSTALLED)
 vllm: $(INSTALLED)
 	bash tests/live/vllm/prepare.sh
 	@echo "ready: $(BIN)/pytest -m slow tests/live/vllm"
+
+readers: $(INSTALLED)
+	bash tests/live/exports/prepare.sh
+	@echo "ready: $(BIN)/pytest -m slow tests/live/exports"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

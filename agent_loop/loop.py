@@ -384,6 +384,7 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
         metrics=metrics,
         segments=segments,
         wire_log=getattr(rollout.conversation, "sampled_calls", list),
+        vocabulary=getattr(rollout.conversation, "pieces", dict),
         truncations=rollout.truncations,
         timing={"model_s": metrics["model_s"], "tools_s": metrics["tools_s"], "total_s": total_s},
     )

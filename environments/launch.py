@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from pydantic import Field, create_model
 
@@ -121,9 +121,18 @@ def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh:
     return own_process.run(batch(env, out, fresh))
 
 
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr now: a progress bar takes its place while it is drawn, and puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def configure_logging(verbose: bool = False) -> None:
     """Log lines on stderr: ours from INFO on, other libraries' from WARNING on."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    form = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", handlers=[StderrHandler()])
     for package in ("environments", "agent_loop", "sandbox_pool"):
         logging.getLogger(package).setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("atroposlib").setLevel(logging.WARNING)

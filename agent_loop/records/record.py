@@ -96,6 +96,8 @@ class AgentResult:
     """Token-exact training data; empty when the server gives no tokens, which `has_tokens` says."""
     wire_log: Callable[[], list[SampledCall]] = field(default=list, repr=False)
     """Makes `sampled_calls`, which repeat every prompt whole: for long rollouts that is far more than the rest."""
+    vocabulary: Callable[[], dict[str, Piece]] = field(default=dict, repr=False)
+    """Makes `RolloutRecord.pieces`."""
     truncations: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
@@ -158,6 +160,7 @@ class AgentResult:
         record.has_tokens = self.has_tokens
         record.segments = self.segments
         record.sampled_calls = self.sampled_calls
+        record.pieces = self.vocabulary()
         record.turns = [dict(vars(turn)) for turn in self.turns]
         record.tool_calls = [_stored(call) for call in self.tool_calls]
         record.metrics = self.metrics
@@ -176,6 +179,8 @@ _NOT_STORED = frozenset({"text", "nested"})
 
 
 RECORD_VERSION = 1
+Piece = str | list[int]
+"""The text of a token; its bytes where they are only a part of a character."""
 
 
 @dataclass
@@ -229,6 +234,12 @@ class RolloutRecord:
     reward_components: dict[str, float] = field(default_factory=dict)
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the rollout asked of the judge and of the user: requests, tokens, cost, and the judge's verdicts."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """Points per sampled turn, where the environment gives them; they enter the advantage of that turn's tokens."""
+    turn_scores: list[float] = field(default_factory=list)
+    """Score of what the workspace held after each sampled turn, where the environment gives it; not trained on."""
+    end_state: dict[str, str] = field(default_factory=dict)
+    """Path -> text of the files that the agent left in its workspace, with `env.store_end_state`."""
     category: str = ""
     policy: str = ""
     """Model or scripted policy that played."""
@@ -236,6 +247,8 @@ class RolloutRecord:
     has_tokens: bool = False
     segments: list[Segment] = field(default_factory=list)
     sampled_calls: list[SampledCall] = field(default_factory=list)
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    """Token id -> its text, for every id in `segments`; a list of bytes where they are only a part of a character."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)

@@ -220,6 +220,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         default="workspace",
         description="What verifiers see: the workspace on a clean system, the slot's whole layer, or the running slot.",
     )
+    store_end_state: bool = Field(
+        default=False, description="Keep the text files that each rollout left in its record, for `view` to compare."
+    )
     seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
     sampling_seed: int = Field(default=0, description="Another number samples the same items anew.")
     seeded_sampling: bool | None = Field(

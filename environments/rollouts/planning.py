@@ -83,6 +83,8 @@ class RolloutJob:
     """A slot held longer than this is taken back by the pool."""
     verifier_paths: Sequence[str]
     verification: Verification
+    store_end_state: bool = False
+    """Keep the texts of the workspace in the record."""
     ask: AskCallback | None = None
     always_allowed: set[str] | None = None
     """Rules that `ask` answered with "always", shared by all rollouts of the run."""
@@ -177,6 +179,7 @@ def plan_group(
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
         verification=config.verification,
+        store_end_state=config.store_end_state,
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,

@@ -67,6 +67,8 @@ class Score:
     score: float
     turn_rewards: Sequence[float] = ()
     """Points per sampled turn, added to the advantage of that turn's tokens."""
+    turn_scores: Sequence[float] = ()
+    """Score of the workspace after each sampled turn, where you know it: stored and shown, never trained on."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Parts of the score, stored and logged by name."""
 
@@ -297,7 +299,10 @@ class RolloutRunner:
         record.verifier_score = reward.verifier_score
         record.score = reward.total
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
-        return ScoredRollout(record, tuple(float(value) for value in given.turn_rewards))
+        record.turn_rewards, record.turn_scores = list(given.turn_rewards), list(given.turn_scores)
+        if job.store_end_state and frozen is not None:
+            record.end_state = await frozen.agent_state.texts()
+        return ScoredRollout(record, tuple(given.turn_rewards))
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
@@ -352,7 +357,12 @@ def as_score(given: Any) -> Score:
     value = float(score.score)
     if not math.isfinite(value):
         raise ValueError(f"compute_reward returned {value}")
-    return Score(value, tuple(score.turn_rewards), {name: float(part) for name, part in score.components.items()})
+    return Score(
+        value,
+        tuple(float(points) for points in score.turn_rewards),
+        tuple(float(points) for points in score.turn_scores),
+        {name: float(part) for name, part in score.components.items()},
+    )
 
 
 def _lose(record: RolloutRecord, outcome: str, error: str) -> None:

@@ -22,6 +22,7 @@ from environments.errors import ConfigError, RunFailed
 from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
+from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
 
@@ -139,7 +140,7 @@ async def _run_one(piece: Work, run: RunGroup, store: RunStore, progress: Progre
     await asyncio.to_thread(store.add_group, piece.index, piece.item_id, records, outcome.complete)
     tally.done += outcome.complete
     tally.dropped += not outcome.complete
-    scored = [record.score for record in records if record.trainable and record.score is not None]
+    scored = [r.verifier_score for r in records if r.trainable and r.verifier_score is not None]
     tally.rollouts += len(scored)
     tally.score_sum += sum(scored)
     tally.lost += sum(not record.trainable for record in records)
@@ -226,8 +227,12 @@ async def _run(
         spending.add(outcome.records(), prices)
         return outcome
 
+    def facts() -> dict[str, Any]:
+        return {"groups": total, **slot_facts(env.pool)}
+
     with stop.on_signals(), progress_for() as progress:
-        tally = await run_all(works, total, counted, store, progress, stop, env.config.groups_at_once)
+        async with StatusFile(store.directory, env.rollouts.mode, facts):
+            tally = await run_all(works, total, counted, store, progress, stop, env.config.groups_at_once)
         summary = finish(env, store, tally)
     log.info("used up: %s", spending.line())
     print_summary(summary)

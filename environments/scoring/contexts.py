@@ -261,6 +261,10 @@ async def drop_if_there(pool: Pool, snapshot: str) -> None:
         log.debug("snapshot %s was gone already: %s", snapshot, error)
 
 
+MOST_STORED, STORED_BYTES = 64, 16_384
+"""How many files of an end state a record keeps, and how long one may be."""
+
+
 class FrozenWorkspace:
     """What an agent left, as snapshots on the host of its slot. `close` drops them."""
 
@@ -353,6 +357,13 @@ class AgentState:
         """Names in a directory, sorted; OSError when it is not a directory."""
         return await self._off_loop(path, lambda root: self._list(root, path))
 
+    async def texts(self) -> dict[str, str]:
+        """Path -> text of every file, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
+        try:
+            return await self._off_loop(".", _texts)
+        except SandboxFileError as error:  # only the view loses by it, never the score
+            return {"...": f"not stored: {error}"}
+
     async def _off_loop(self, path: str, read: Callable[[Path], T]) -> T:
         try:
             return await asyncio.to_thread(read, await self._copied())
@@ -434,6 +445,26 @@ class AgentState:
                 raise OSError(errno.ENOENT, f"outside the workspace {self._workdir}", asked)
             path = path.relative_to(self._workdir)
         return [part for part in path.parts if part != "."]
+
+
+def _texts(root: Path) -> dict[str, str]:
+    files = sorted(path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    found = {str(path.relative_to(root)): _text(path) for path in files[:MOST_STORED]}
+    return found | ({"...": f"{len(files) - MOST_STORED} more files"} if len(files) > MOST_STORED else {})
+
+
+def _text(path: Path) -> str:
+    if path.is_symlink():
+        return f"(link to {path.readlink()})"
+    if not path.is_file():
+        return "(neither file nor folder)"
+    size = path.stat().st_size
+    if size > STORED_BYTES:
+        return f"({size:,} bytes)"
+    try:
+        return path.read_text("utf-8")
+    except ValueError:
+        return f"({size:,} bytes, not text)"
 
 
 class ToolContext(SandboxContext):

@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from environments.runs.summary import sparkline
+
 SPARK_WIDTH = 60
 STEP_ROWS = (
     ("reward", "reward", None, None),
@@ -27,7 +29,6 @@ STEP_ROWS = (
 """Title, key, and bounds of the sparkline where they are fixed."""
 SHARES = frozenset({"success", "parse_rate", "hack_rate"})
 LINE_EVERY_S = 10.0
-BARS = "▁▂▃▄▅▆▇█"
 
 
 class Display(Protocol):
@@ -201,17 +202,6 @@ def time_split(entry: dict[str, Any]) -> str:
     """How the seconds of a step were spent."""
     names = {"sampling_s": "sampling", "tools_s": "tools", "train_s": "training", "sync_s": "sync"}
     return " ".join(f"{name} {number(entry.get(key), 1)} s" for key, name in names.items())
-
-
-def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
-    """One character per value; a blank where a value is missing."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    bottom, top = (min(known) if low is None else low), (max(known) if high is None else high)
-    span = (top - bottom) or 1.0
-    places = [None if v is None else min(1.0, max(0.0, (v - bottom) / span)) for v in values]
-    return "".join(" " if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)
 
 
 def percent(value: float | None) -> str:

@@ -23,7 +23,7 @@ from agent_loop.local_models.cpu_model.llama_server import free_port
 from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
 from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
-from environments.apps.learn.learn_report import verdict, write_report
+from environments.apps.learn.learn_report import verdict, write_report, write_rollouts
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
 from environments.atropos.api import until_up
@@ -287,6 +287,7 @@ class LearnRun:
         return float(entry["duration_s"])
 
     async def _end(self, why: str) -> None:
+        await asyncio.to_thread(write_rollouts, self._folder.path)
         await self._write_report()
         folder = self._folder
         lines = [why, verdict(folder.entries)]
