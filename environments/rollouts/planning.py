@@ -101,7 +101,7 @@ def plan_group(
     """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
     config = env.config
     spec = env.spec(item)
-    if not PurePosixPath(spec.workdir).parts[1:]:
+    if spec.workdir is not None and not PurePosixPath(spec.workdir).parts[1:]:
         raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
     longest = env.longest_sequence()

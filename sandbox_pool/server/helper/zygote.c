@@ -26,6 +26,9 @@ static void read_config(const struct message *request) {
     slot.root = message_get(request, "root");
     slot.upper_size = message_get(request, "upper_size");
     slot.view = message_get(request, "view");
+    slot.user = message_get(request, "user");
+    slot.name_servers = message_get(request, "name_servers");
+    slot.image = message_number(request, "image", 0);
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
     for (const char *v = NULL; slot.n_parts < MAX_PARTS && (v = message_next(request, "part", v));)
@@ -41,7 +44,7 @@ static void read_config(const struct message *request) {
     slot.no_inet = message_number(request, "no_inet", 0);
     slot.uid_base = message_number(request, "uid_base", 0);
     slot.uid_count = message_number(request, "uid_count", 1);
-    slot.run_uid = message_number(request, "run_uid", 0);
+    slot.run_uid = slot.run_gid = message_number(request, "run_uid", 0);
     slot.max_processes = message_number(request, "max_processes", 0);
     slot.max_memory_bytes = message_number(request, "max_memory_bytes", 0);
 }
