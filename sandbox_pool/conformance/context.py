@@ -63,7 +63,10 @@ class CheckContext:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def lease(self, spec: SandboxSpec | None = None, timeout_s: float = 30.0) -> LeaseRequest:
-        """A sandbox for this check."""
+        """A sandbox for this check, in the image that is checked."""
+        image = self.pool.config.spec.image
+        if spec is not None and spec.image is None and image is not None:
+            spec = spec.model_copy(update={"image": image, "user": self.pool.config.spec.user})
         return self.pool.lease(f"check-{secrets.token_hex(3)}", spec, timeout_s)
 
     @asynccontextmanager

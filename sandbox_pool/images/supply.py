@@ -9,14 +9,18 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox_pool.config import ImageSettings
-from sandbox_pool.errors import ImageError, LayersMissing
+from sandbox_pool.errors import ImageError, LayersMissing, ScratchFull
 from sandbox_pool.images.dockerfile import build
 from sandbox_pool.images.image_source import Image, Layer, kind_of, read_layout
 from sandbox_pool.images.registry import BlobCache, Registries
 from sandbox_pool.server.build.helper_build import cache_dir
+from sandbox_pool.server.faults import SlotError
+from sandbox_pool.server.host_files import NotPrivate
+from sandbox_pool.server.images.layer_store import LayerStore
+from sandbox_pool.server.serving.image_requests import work_on_store
 
 if TYPE_CHECKING:
     from sandbox_pool.client.host_client import HostClient
@@ -68,6 +72,40 @@ class Images:
             name = f"oci-archive:{archive}"
         return await asyncio.to_thread(read_layout, name)
 
+    async def pull(self, name: str, store: LayerStore) -> list[str]:
+        """Unpack what a store of this machine lacks of an image; the layers it lacked."""
+        image = await self.find(name)
+        try:
+            await asyncio.to_thread(store.make)
+            missing = set(store.missing(layer.diff_id for layer in image.layers))
+            room = asyncio.Semaphore(AT_ONCE)
+            layers = {layer.diff_id: layer for layer in image.layers if layer.diff_id in missing}
+            await asyncio.gather(*(self._unpack(layer, store, room) for layer in layers.values()))
+        except (NotPrivate, OSError) as error:
+            raise ScratchFull(f"layers cannot be kept in {store.path}: {error}") from error
+        except SlotError as error:
+            raise (ScratchFull if error.kind == "scratch" else ImageError)(str(error)) from error
+        return sorted(missing)
+
+    async def _unpack(self, layer: Layer, store: LayerStore, room: asyncio.Semaphore) -> None:
+        asked = {
+            "do": "put",
+            "store": store.path,
+            "overlay": store.overlay,
+            "diff_id": layer.diff_id,
+            "digest": layer.digest,
+            "max_bytes": int(self._settings.max_gb * 2**30),
+        }
+        pieces = aiter(layer.blob())
+
+        async def read() -> bytes | None:
+            return await anext(pieces, None)
+
+        async with room:
+            await work_on_store(asked, read)
+        if layer.digest is not None:
+            self.blobs.drop(layer.digest)
+
     async def lease(
         self,
         host: PooledHost,
@@ -114,3 +152,11 @@ class Images:
             await client.put_layer(layer.diff_id, layer.digest, layer.blob())
         if layer.digest is not None and not keep_blobs:
             self.blobs.drop(layer.digest)
+
+
+async def collect_layers(store: LayerStore, max_bytes: int) -> dict[str, Any]:
+    """Remove half unpacked layers that nobody works on, and whole ones until the rest fits; what went."""
+    try:
+        return await work_on_store({"do": "gc", "store": store.path, "overlay": store.overlay, "max_bytes": max_bytes})
+    except SlotError as error:
+        raise ScratchFull(str(error)) from error

@@ -61,7 +61,8 @@ const char *find_user(const char **name) {
     if (!*slot.home) slot.home = strdup(entry && *entry->pw_dir ? entry->pw_dir : slot.run_uid ? "/" : "/root");
     snprintf(user, sizeof user, "%s", entry ? entry->pw_name : slot.run_uid ? "" : "root");
     *name = user;
-    if (slot.run_uid >= slot.uid_count || slot.run_gid >= slot.uid_count)
-        if (slot.user_ns) return "become the user of the image, whom this host's user namespace does not have";
+    errno = 0;
+    if (slot.user_ns && (slot.run_uid >= slot.uid_count || slot.run_gid >= slot.uid_count))
+        return "become the image's user, whose id this user of the host may not use (see /etc/subuid)";
     return NULL;
 }

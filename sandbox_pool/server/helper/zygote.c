@@ -49,6 +49,13 @@ static void read_config(const struct message *request) {
     slot.max_memory_bytes = message_number(request, "max_memory_bytes", 0);
 }
 
+/* A range of ids that begins at our own 0 is two of the namespace around us (images/user_ids.py): the user's own id, and
+ * those of /etc/subuid. The kernel takes none that crosses from one to the other. */
+static void print_id_map(char *map, size_t size, long first) {
+    if (first == 0 && slot.uid_count > 1) snprintf(map, size, "0 0 1\n1 1 %ld\n", slot.uid_count - 1);
+    else snprintf(map, size, "0 %ld %ld\n", first, slot.uid_count);
+}
+
 static int write_id_maps(pid_t pid) {
     char path[64], map[64];
     bool privileged = geteuid() == 0;
@@ -56,10 +63,10 @@ static int write_id_maps(pid_t pid) {
     /* An ordinary user may map its own gid only after giving up setgroups in the namespace. */
     int error = privileged ? 0 : write_text_file(path, "deny");
     if (error) return error;
-    snprintf(map, sizeof map, "0 %ld %ld\n", privileged ? slot.uid_base : (long)geteuid(), slot.uid_count);
+    print_id_map(map, sizeof map, privileged ? slot.uid_base : (long)geteuid());
     snprintf(path, sizeof path, "/proc/%d/uid_map", pid);
     if ((error = write_text_file(path, map))) return error;
-    snprintf(map, sizeof map, "0 %ld %ld\n", privileged ? slot.uid_base : (long)getegid(), slot.uid_count);
+    print_id_map(map, sizeof map, privileged ? slot.uid_base : (long)getegid());
     snprintf(path, sizeof path, "/proc/%d/gid_map", pid);
     return write_text_file(path, map);
 }

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from ..host_files import remove_tree
+
 CLONE_NEWUSER = 0x10000000
 WANTED = 65_535
 """Ids besides 0: what images use."""
@@ -50,6 +52,15 @@ def run_module(name: str) -> list[str]:
     place = __file__[: -len(f"/{__name__.replace('.', '/')}.py")]
     program = f"import sys; sys.path.insert(0, {place!r}); from {package}.{name} import main; main()"
     return [sys.executable, "-I", "-c", program]
+
+
+def remove_mapped(path: str) -> list[str]:
+    """As `remove_tree`, also for trees with files of the ids that this user may map."""
+    problems = remove_tree(path)
+    if problems and subordinate_ids() is not None:
+        subprocess.call([*run_module("user_ids"), "/bin/rm", "-rf", "--", path], stderr=subprocess.DEVNULL)
+        problems = remove_tree(path)
+    return problems
 
 
 class _Enter:

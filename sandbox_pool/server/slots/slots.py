@@ -243,7 +243,8 @@ class Slots:
         except BaseException as error:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
-                raise SlotError("refused", f"slot {index} could not be built: {error}") from error
+                kind = "image" if spec.get("image") else "refused"
+                raise SlotError(kind, f"slot {index} could not be built: {error}") from error
             raise
         return slot
 
