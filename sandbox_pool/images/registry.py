@@ -186,6 +186,11 @@ class Registry:
             sent = {**headers, **({"Authorization": token} if token else {})}
             try:
                 response = await self._open().get(f"{base}/v2/{name}/{path}", headers=sent)
+            except aiohttp.ClientConnectorCertificateError as failure:
+                # Never without encryption because of this: whoever answers is not the one it should be.
+                raise Refused(
+                    f"the certificate of {self._host} is not trusted: {failure.certificate_error}"
+                ) from failure
             except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ssl.SSLError) as failure:
                 error = error or failure
                 continue

@@ -92,7 +92,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
     store = LayerStore(arguments.images or default_path(), "user" if host.level.user_ns else "trusted")
-    images = ImageRequests(store, int(arguments.images_max_gb * 2**30))
+    images = ImageRequests(store, int(arguments.images_max_gb * 2**30), host.level)
     service = Service(
         token, slots, snapshots, facts=facts, scratch=arguments.scratch, own_image=arguments.image, images=images
     )

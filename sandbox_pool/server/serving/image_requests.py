@@ -14,6 +14,7 @@ from ..host_files import NotPrivate
 from ..images.layer_store import LayerMissing, LayerStore
 from ..images.unpack import LayerRefused
 from ..images.user_ids import run_module
+from ..isolation.levels import Level
 from ..slots.slots import Slot
 from .peer import Reply, Request
 
@@ -25,8 +26,9 @@ AT_ONCE = 3
 class ImageRequests:
     """The store behind one server."""
 
-    def __init__(self, store: LayerStore, max_bytes: int) -> None:
+    def __init__(self, store: LayerStore, max_bytes: int, level: Level) -> None:
         self._store = store
+        self._level = level
         self._max_bytes = max_bytes
         self._room: asyncio.Semaphore | None = None
 
@@ -34,6 +36,10 @@ class ImageRequests:
         """What a slot is built from: the layers' folders, topmost first, and the image's settings."""
         if not name:
             return None
+        if not self._level.namespaces:
+            raise SlotError(
+                "image", f"a slot with an image needs namespaces, and slots here are isolated by {self._level.name}"
+            )
         if image is None:
             if not os.path.isdir(name):
                 raise SlotError("image", f"the image {name!r} is not a folder of this host")
