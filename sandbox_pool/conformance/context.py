@@ -56,10 +56,14 @@ class HostSecret:
 class CheckContext:
     """One per pool under check."""
 
-    def __init__(self, pool: SlotPool, info: HostInfo, on_this_machine: bool) -> None:
+    def __init__(
+        self, pool: SlotPool, info: HostInfo, on_this_machine: bool, absent: frozenset[str] = frozenset()
+    ) -> None:
         self.pool = pool
         self.info = info
         self.on_this_machine = on_this_machine
+        self.absent = absent
+        """What the image under check lacks (`runner.TOOLS`)."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def lease(self, spec: SandboxSpec | None = None, timeout_s: float = 30.0) -> LeaseRequest:

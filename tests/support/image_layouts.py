@@ -74,6 +74,11 @@ def base_layer() -> bytes:
     )
 
 
+def _gzip(data: bytes) -> bytes:
+    """The same bytes every time: digests are compared."""
+    return gzip.compress(data, mtime=0)
+
+
 @dataclass
 class Made:
     """An image in the making."""
@@ -81,7 +86,7 @@ class Made:
     layers: Sequence[bytes]
     config: dict[str, Any] = field(default_factory=dict)
     architecture: str = field(default_factory=this_architecture)
-    compress: Any = gzip.compress
+    compress: Any = _gzip
 
     @property
     def document(self) -> bytes:
