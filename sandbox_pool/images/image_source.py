@@ -114,6 +114,11 @@ def is_folder(name: str) -> bool:
     return name.startswith("/")
 
 
+def is_for_slots(name: str) -> bool:
+    """Whether only slots can have this image: no container engine and no cloud could run a host in it."""
+    return is_folder(name) or name.startswith(("oci:", "oci-archive:", "docker-archive:"))
+
+
 def kind_of(name: str) -> tuple[str, str]:
     """(kind, rest) of a name; the kind is `registry` for a reference."""
     word, colon, rest = name.partition(":")

@@ -22,6 +22,17 @@ ROWS = {
     "verify run/rollouts.jsonl --env.group_size 4": "verify takes no settings such as --env.group_size",
     "process": "required: CONFIG",
     "process terminal_tasks extra": "unrecognized arguments: extra",
+    # Images
+    "pool images": "required: VERB",
+    "pool images pull": "required: image",
+    "pool images pull /tmp": "is a folder",
+    "pool images pull Not/AName": "is not the name of an image",
+    "pool images pull oci:": "names nothing",
+    "pool images pull oci:nosuch": "cannot be read",
+    "pool images pull dockerfile:nosuch": "there is no Dockerfile",
+    "pool images pull x --mirror nope": "is not HOST=URL",
+    "pool images gc --max-gb -1": "--max-gb",
+    "pool check --image Not/AName": "is not the name of an image",
     # Configs
     "process nosuch": "no config file 'nosuch'",
     "process terminal_task": "did you mean 'terminal_tasks'?",
