@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_images(actions: Any) -> None:
     images = actions.add_parser("images", help="layers of images on this machine")
-    verbs = images.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = images.add_subparsers(dest="layers_action", metavar="VERB", required=True)
     pull = verbs.add_parser("pull", help="fetch images, so that no lease waits for them")
     pull.add_argument("image", nargs="+", help="as `image` in a spec: a registry's, oci:DIR, docker-archive:FILE, ...")
     pull.add_argument("--mirror", action="append", default=[], metavar="HOST=URL", help="ask this address first")
@@ -322,9 +322,9 @@ def images(args: argparse.Namespace) -> int:
 
     store = LayerStore(args.store_dir or default_path(), "user")
     try:
-        if args.verb == "pull":
+        if args.layers_action == "pull":
             return _pull(args, store)
-        if args.verb == "gc":
+        if args.layers_action == "gc":
             return _collect_layers(args, store)
     except SandboxError as error:
         raise UsageError(str(error)) from error
