@@ -101,7 +101,7 @@ class Made:
         for layer in self.layers:
             blob = self.compress(layer)
             blobs[digest(blob)] = blob
-            kind = "application/vnd.oci.image.layer.v1.tar"
+            kind = "application/vnd.oci.image.layer.v1.tar" + ("+gzip" if self.compress is _gzip else "")
             described.append({"mediaType": kind, "digest": digest(blob), "size": len(blob)})
         config = {"digest": digest(self.document), "size": len(self.document)}
         config["mediaType"] = "application/vnd.oci.image.config.v1+json"

@@ -101,16 +101,17 @@ def ordinary() -> Iterator[str]:
         subprocess.run(["userdel", "--force", USER], check=True)
 
 
-def tree(command: list[str]) -> dict[str, Any]:
+def tree(root: str, *enter: str) -> dict[str, Any]:
+    """By a process that enters the slot's user namespace, so that ids are those of the slot, and starts in its root."""
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
     program = WALKER.read_text()
-    done = subprocess.run([*command[:-1], python, "-c", program, command[-1]], check=True, capture_output=True)
+    done = subprocess.run([*enter, python, "-c", program, "."], check=True, capture_output=True, cwd=root)
     return json.loads(done.stdout)
 
 
 def unpacked_by_umoci(name: str, bundle: Path) -> dict[str, Any]:
     subprocess.run(["umoci", "unpack", "--image", name[4:], str(bundle)], check=True, capture_output=True)
-    return tree([str(bundle / "rootfs")])
+    return tree(str(bundle / "rootfs"))
 
 
 def slot_process(server: int) -> int:
@@ -144,7 +145,7 @@ async def test_the_slot_is_the_image(made: Made, who: str, tmp_path: Path, reque
     try:
         async with SlotPool.from_config(config) as pool, pool.lease("t", SandboxSpec(image=name)) as box:
             pid = slot_process(box.host_info.pid)
-            seen = tree(["nsenter", "-t", str(pid), "-U", "-S", "0", "-G", "0", f"/proc/{pid}/root"])
+            seen = tree(f"/proc/{pid}/root", "nsenter", "-t", str(pid), "-U", "-S", "0", "-G", "0")
             made_by_us = {b"tmp".hex(), b"workspace".hex(), b"etc".hex()} - wanted.keys()
     finally:
         shutil.rmtree(store, ignore_errors=True)
