@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 
-OURS = ("dev", "proc", "sys", "etc/hosts", "etc/resolv.conf")
+OURS = ("dev", "proc", "sys", "etc/hosts", "etc/resolv.conf", ".hermes-rl")
 
 
 def facts(path, info):
