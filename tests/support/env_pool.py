@@ -36,7 +36,9 @@ class DirectorySandbox:
         relative = path.removeprefix("/workspace").lstrip("/") if path.startswith("/workspace") else path
         return self.root / relative
 
-    async def exec(self, command: str, *, timeout_s: float | None = None, **_: object) -> ExecResult:
+    async def exec(
+        self, command: str, *, timeout_s: float | None = None, stdin: bytes | None = None, **_: object
+    ) -> ExecResult:
         self._path("")
         self._pool.commands.append((self.task_id, command))
         process = await asyncio.create_subprocess_exec(
@@ -44,6 +46,7 @@ class DirectorySandbox:
             "-c",
             command.replace("/workspace", str(self.root)),
             cwd=self.root,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
@@ -51,7 +54,7 @@ class DirectorySandbox:
         )
         self._groups.add(process.pid)
         try:
-            output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+            output, _ = await asyncio.wait_for(process.communicate(stdin or b""), timeout_s)
         except (TimeoutError, asyncio.CancelledError) as ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -98,6 +101,9 @@ class DirectorySandbox:
         name = f"snapshot-{next(self._pool.numbers)}"
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name
+
+    async def forget_state(self) -> None:
+        """Every command has a shell of its own here."""
 
     async def stop_processes(self) -> int:
         count = len(self._groups)

@@ -10,10 +10,12 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.client.sandbox import Sandbox
@@ -21,6 +23,7 @@ from sandbox_pool.server.build.packing import pack
 from sandbox_pool.spec import SandboxSpec
 
 NOBODY = 65534
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 
 
 @dataclass
@@ -81,21 +84,23 @@ async def running_server(
     user: int | None = None,
     python: str = sys.executable,
     listen: str | None = None,
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[Server]:
-    """A server that is ended, cleaned and removed at the end."""
+    """A server that is ended, cleaned and removed at the end. A `prefix` puts it elsewhere, as `user`."""
     with server_directory(user) as directory:
         token = secrets.token_hex(16)
         address = listen or f"unix:{directory}/s"
         command = server_command(python, directory, "--listen", address, "--slots", str(slots), "--die-with-parent")
         process = await asyncio.create_subprocess_exec(
+            *prefix,
             *command,
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "SERVER_SECRET": "secret-of-the-server"},
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            user=None if prefix else user,
+            group=None if prefix else user,
+            extra_groups=None if prefix or user is None else [],
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -110,3 +115,16 @@ async def running_server(
         finally:
             process.stdin.close()
             await asyncio.wait_for(process.wait(), 20)
+
+
+@contextlib.asynccontextmanager
+async def server_at_level(level: str, user: int | None) -> AsyncIterator[Server]:
+    """A server at one isolation level, run by `user`; the test is skipped where this machine cannot do it."""
+    if user is not None and SYSTEM_PYTHON is None:
+        pytest.skip("no Python that an ordinary user may run")
+    python = (user is not None and SYSTEM_PYTHON) or sys.executable
+    try:
+        async with running_server("--level", level, user=user, python=python) as running:
+            yield running
+    except RuntimeError as error:
+        pytest.skip(f"this machine cannot do it: {error}")

@@ -17,6 +17,8 @@ import shutil
 import stat
 from collections.abc import Iterator
 
+from ..host_files import remove_tree
+
 TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "opt")
 DATABASES = ("var/lib/dpkg", "var/lib/apt", "var/lib/rpm", "var/lib/pacman", "var/lib/apk", "var/lib/gems")
 COPIED = ("etc", *(f"var/lib/{name}" for name in (
@@ -33,7 +35,8 @@ REDIRECT = "trusted.overlay.redirect"
 
 def build_view(target: str, root: str = "/") -> list[str]:
     """Make `target/slot`; returns the parts of the host that are shown through it."""
-    shutil.rmtree(target, ignore_errors=True)
+    if problems := remove_tree(target):
+        raise OSError("; ".join(problems))
     slot = os.path.join(target, "slot")
     os.makedirs(slot, 0o755)
     for path in (target, slot):
@@ -107,15 +110,25 @@ def hide_private(view: str, parts: list[str], root: str = "/") -> None:
 
 
 def _unreadable(start: str) -> Iterator[str]:
-    for directory, names, files in os.walk(start):
-        for name in [*names, *files]:
-            path = os.path.join(directory, name)
-            with contextlib.suppress(OSError):
-                mode = os.lstat(path).st_mode
-                if not stat.S_ISLNK(mode) and not mode & stat.S_IROTH:
-                    yield path
-                    if name in names:
-                        names.remove(name)
+    """What strangers may not read; not what lies in it. A system has 100,000 files: os.walk takes twice as long."""
+    folders = [start]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    continue
+                mode = _mode(entry)
+                if not mode & stat.S_IROTH:
+                    yield entry.path
+                elif stat.S_ISDIR(mode):
+                    folders.append(entry.path)
+
+
+def _mode(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_mode
+    except OSError:  # it went away
+        return stat.S_IROTH
 
 
 def _whiteout(path: str) -> None:
