@@ -147,7 +147,7 @@ def plan_group(
         chosen_tools(tools.toolsets, tools.without, own_tools, more_to_come=True)
     except ToolsetError as error:  # it would be the same in every group
         raise ConfigError(str(error)) from error
-    if not PurePosixPath(spec.workdir).parts[1:]:
+    if spec.workdir is not None and not PurePosixPath(spec.workdir).parts[1:]:
         raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
     longest = env.longest_sequence()

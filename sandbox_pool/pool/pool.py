@@ -36,6 +36,7 @@ from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.pool.snapshot_places import SnapshotStore
 from sandbox_pool.pool.status import PoolStatus, status_of
 from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_keys, load_provider
+from sandbox_pool.server.isolation.levels import WORKDIR
 from sandbox_pool.spec import SandboxSpec
 from sandbox_pool.task_set import TaskSet
 
@@ -244,13 +245,16 @@ class SlotPool:
 
     def remember_snapshot(self, snapshot: str, grant: Grant) -> str:
         """A lease made a snapshot: the pool must know where it is. Its name in this pool."""
-        return self._snapshots.add(snapshot, grant.host, grant.spec)
+        spec = grant.spec
+        if spec.image and spec.workdir is None:  # forks start where the image says, whoever asks for them
+            spec = spec.model_copy(update={"workdir": grant.workdir})
+        return self._snapshots.add(snapshot, grant.host, spec)
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone; no slot is needed."""
         host, copy = self._snapshots.host_of(snapshot)
         client = await host.client_here()
-        workdir = self._snapshots.spec_of(snapshot).workdir
+        workdir = self._snapshots.spec_of(snapshot).workdir or WORKDIR
         await client.download_snapshot(copy, workdir, local, limits or TreeLimits())
 
     async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
