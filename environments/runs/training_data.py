@@ -226,13 +226,18 @@ PARQUET_FACTS = {
 """Column -> type in Arrow."""
 
 
-def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows of `parquet_row`, a row group at a time; how many."""
+def pyarrow() -> tuple[Any, Any]:
+    """The package and its part for Parquet; UsageError when it is not installed."""
     try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError("--to parquet needs the package pyarrow: pip install 'hermes-rl[parquet]'") from error
-    lists = {"tokens": "int32", "mask": "int8", "logprobs": "float"}
+
+
+def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows of `parquet_row`, a row group at a time; how many."""
+    arrow, parquet = pyarrow()
+    lists = {"tokens": "int32", "mask": "int8", "logprobs": "double"}
     columns = {name: arrow.type_for_alias(kind) for name, kind in PARQUET_FACTS.items()}
     columns |= {"turns": arrow.int32(), "messages": arrow.string(), "tools": arrow.string()}
     columns |= {name: arrow.list_(arrow.list_(arrow.type_for_alias(kind))) for name, kind in lists.items()}

@@ -65,11 +65,14 @@ def run(args: argparse.Namespace) -> int:
     from environments.runs.exports import export_run
     from environments.runs.report.html_page import UnreadableRun, find_rollouts
     from environments.runs.selection import choose
+    from environments.runs.training_data import pyarrow
 
     source = find_rollouts(args.run)
     if not source.is_file():
         raise UsageError(f"there is no rollouts.jsonl at {args.run}")
     rules, shape = _rules(args), _shape(args.tokenizer)
+    if args.to == "parquet":
+        pyarrow()  # what is missing is said before a long file is read
     folder: Path = args.out or source.parent / args.to
     try:
         chosen = choose(source, rules)
