@@ -22,7 +22,7 @@ from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
 from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
-from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
+from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, parse_rate, shared_prompt, solved_share
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
@@ -265,9 +265,10 @@ class LearnRun:
         sampling_s = stats["busy_s"] - self._sampled["busy_s"]
         tokens = stats["sampled_tokens"] - self._sampled["sampled_tokens"]
         self._sampled = stats
-        figures = success(await asyncio.to_thread(self._tail.new))
+        records = await asyncio.to_thread(self._tail.new)
         return {
-            **{key: figures[key] for key in ("success", "parse_rate")},
+            "success": solved_share(records),
+            "parse_rate": parse_rate(records),
             "sampling_s": sampling_s,
             "sampled_tokens": tokens,
             "tokens_per_s": tokens / sampling_s if sampling_s else None,
