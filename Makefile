@@ -5,15 +5,18 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v) 2
 BIN := .venv/bin
 PIP = $(shell command -v uv >/dev/null 2>&1 && echo "uv pip" || echo "$(BIN)/uv pip")
 INSTALLED := .venv/.installed
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+# Twice the cores, because tests wait half of their time: for timeouts, for processes to end, for a dead server.
+WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-random test-user test-slow learn-check lint format bench helpers nomad vllm hints clean
+.PHONY: help demo test test-random test-user test-pythons test-slow learn-check lint format bench helpers nomad vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
-	@echo "make test    run the test suite"
+	@echo "make test    run the test suite (TESTS=tests/attacks for a part, here and below)"
 	@echo "make test-random   the same in random order; repeat one with SEED=its number"
-	@echo "make test-user   as root: what differs for an ordinary user, run as one (TESTS=tests/attacks for a part)"
+	@echo "make test-user   as root: what differs for an ordinary user, run as one"
+	@echo "make test-pythons   as root: the suite on Python 3.11, 3.12 and 3.13, as root and as a user, random order, busy cores"
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
@@ -42,13 +45,16 @@ demo: $(INSTALLED) hints
 	$(BIN)/hermes-rl demo
 
 test: $(INSTALLED) hints
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest $(PARALLEL) $(TESTS)
 
 test-random: $(INSTALLED) hints
-	$(BIN)/pytest $(PARALLEL) -p randomly $(if $(SEED),--randomly-seed=$(SEED))
+	$(BIN)/pytest $(PARALLEL) -p randomly $(if $(SEED),--randomly-seed=$(SEED)) $(TESTS)
 
 test-user:
 	bash tests/support/as_ordinary_user.sh $(TESTS)
+
+test-pythons:
+	bash tests/support/on_three_pythons.sh $(TESTS)
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800

@@ -36,6 +36,7 @@ from tool_parsers import get_parser
 
 log = logging.getLogger(__name__)
 
+HUB_TIMEOUT_S = 10.0
 OURS = frozenset({"keep_log"})
 """Arguments of servers started here that no config sets."""
 NUMBERS: Mapping[str, Any] = {"int": int, "float": int | float}
@@ -218,8 +219,23 @@ def load_tokenizer(name: str) -> Any:
         return transformers_tokenizer(Path(name), chatml_template())
     from transformers import AutoTokenizer
 
+    offline = not Path(name).is_dir() and not _hub_answers(name)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, local_files_only=offline)
     except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = "it is not on this machine, and the hub does not answer" if offline else str(error).partition("\n")[0]
         raise ConfigError(f"no tokenizer {name!r} (openai.tokenizer_name or env.tokenizer_name): {reason}") from error
+
+
+def _hub_answers(name: str) -> bool:
+    """Ask once: transformers asks twelve times, with pauses, before it gives up (47 s)."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError:  # an answer, and what it says about the name, transformers says in words
+        return True
+    except Exception:  # noqa: BLE001 - each version has its own kinds for "no connection", "no time" and "offline"
+        return False
+    return True

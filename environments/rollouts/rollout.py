@@ -11,8 +11,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,10 @@ StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
 
+Act = Callable[[], Awaitable[tuple[AgentResult, FrozenWorkspace | None]]]
+"""The agent's work: how it ended, and what it left."""
+
+
 async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
     raise AssertionError("a rollout without tools has no calls to run")
 
@@ -102,11 +106,22 @@ class RolloutRunner:
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
-        record = self._new_record(job)
+        record = self.new_record(job)
+
+        async def act() -> tuple[AgentResult, FrozenWorkspace | None]:
+            async with self.slot(job, record) as sandbox:
+                async with self.tools(job, sandbox, record) as runtime:
+                    result = await self._loop(job, runtime).run(list(job.messages))
+                return result, await self.freeze(job, result, sandbox, record)
+
+        return await self.judge(job, record, act)
+
+    async def judge(self, job: RolloutJob, record: RolloutRecord, act: Act) -> ScoredRollout:
+        """Let `act` end the agent's work, then verify and reward; every fault ends in the record."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
         try:
-            result, frozen = await self._act(job, record)
+            result, frozen = await act()
             if result.trainable:
                 rollout = await self._score(job, result, frozen, record)
         except AgentFault as fault:
@@ -126,27 +141,42 @@ class RolloutRunner:
         reward = self._rewards.compute(0.0, record.metrics)
         record.verifier_score, record.score, record.reward_components = 0.0, reward.total, dict(reward.components)
 
-    async def _act(self, job: RolloutJob, record: RolloutRecord) -> tuple[AgentResult, FrozenWorkspace | None]:
-        """Let the agent work in its slot; fills the record. The slot is given back on return."""
+    @asynccontextmanager
+    async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
+        """The slot where the agent works; none for a rollout without tools."""
         if not job.tools.toolsets:
-            result = await self._loop(job, HandlerRuntime(_no_tool, [], job.rollout_id)).run(list(job.messages))
-            result.fill(record)
-            return result, None
+            yield None
+            return
         asked = time.monotonic()
         async with self._lease(job, job.rollout_id) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
             if self._start is not None:
                 await self._start(job.item, SandboxContext(sandbox))
-            async with job.runtime(sandbox) as runtime:
-                record.tools = list(runtime.schemas())
-                result = await self._loop(job, runtime).run(list(job.messages))
-            result.fill(record)
-            if not result.trainable:
-                return result, None
-            if result.outcome is Outcome.AGENT_FAULT:
-                raise AgentFault(str(result.error))
-            return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
+            yield sandbox
+
+    @asynccontextmanager
+    async def tools(
+        self, job: RolloutJob, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> AsyncIterator[ToolRuntime]:
+        """The agent's tools in its slot."""
+        if sandbox is None:
+            yield HandlerRuntime(_no_tool, [], job.rollout_id)
+            return
+        async with job.runtime(sandbox) as runtime:
+            record.tools = list(runtime.schemas())
+            yield runtime
+
+    async def freeze(
+        self, job: RolloutJob, result: AgentResult, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> FrozenWorkspace | None:
+        """Fill the record, and keep what the agent left in its slot when that is to be judged."""
+        result.fill(record)
+        if sandbox is None or not result.trainable:
+            return None
+        if result.outcome is Outcome.AGENT_FAULT:
+            raise AgentFault(str(result.error))
+        return await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
 
     def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
         return HermesAgentLoop(
@@ -224,7 +254,8 @@ class RolloutRunner:
             return self._pool.lease_from(job.snapshot, task_id, ttl_s=job.lease_ttl_s)
         return self._pool.lease(task_id, job.spec, ttl_s=job.lease_ttl_s)
 
-    def _new_record(self, job: RolloutJob) -> RolloutRecord:
+    def new_record(self, job: RolloutJob) -> RolloutRecord:
+        """The record of a rollout that has not begun."""
         return RolloutRecord(
             rollout_id=job.rollout_id,
             group_id=job.group_id,

@@ -18,7 +18,7 @@ from environments.base import (
     ToolContext,
     Verdict,
 )
-from environments.terminal_tasks import TerminalTask, TerminalTasks
+from environments.terminal_tasks import TerminalTask, TerminalTasks, task_from_id
 
 LEVELS = range(5)
 
@@ -99,6 +99,12 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
         if verdict.failures and self.config.partial_credit and item.split == "train":
             return replace(verdict, score=self.config.partial_credit * likeness(item.solution, commands(result)))
         return verdict
+
+    def item_to_json(self, item: TerminalTask) -> str:
+        return item.id
+
+    def item_from_json(self, data: str) -> TerminalTask:
+        return task_from_id(data)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Where in the stream training is."""

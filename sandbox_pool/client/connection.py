@@ -72,6 +72,8 @@ class _Call:
     on_event: OnEvent | None = None
     room: asyncio.Semaphore | None = field(default=None)
     """Data frames that may still be sent before the server must acknowledge one."""
+    answered: bool = False
+    """The answer may come after `reply` was cancelled, and before the caller that was cancelled runs again."""
 
 
 class Connection(asyncio.Protocol):
@@ -117,6 +119,7 @@ class Connection(asyncio.Protocol):
             return
         event = header.get("ev")
         if event is None:
+            call.answered = True
             if not call.reply.done():
                 error = header.get("err")
                 if error is not None:
@@ -248,10 +251,10 @@ class Connection(asyncio.Protocol):
 
     async def _cancel(self, number: int, call: _Call) -> None:
         """The server answers a cancel when nothing of the request is left running."""
+        if call.answered or self.failure is not None:
+            return
         if call.reply.cancelled():  # because the caller that awaited it was cancelled
             call.reply = asyncio.get_running_loop().create_future()
-        if call.reply.done() or self.failure is not None:
-            return
         self._send({"i": number, "op": "cancel"})
         await asyncio.wait([call.reply], timeout=CANCEL_TIMEOUT_S)
         if call.reply.done() and not call.reply.cancelled():

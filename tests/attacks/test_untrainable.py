@@ -55,7 +55,7 @@ async def outcome_of(pool: SlotPool, commands: list[str], **config: Any) -> Any:
 
     async with standin_model(destroy) as (model, _):
         env = Reading(pool, model, rollout_tries=1, max_agent_turns=len(commands) + 1, **config)
-        [record] = (await env.run_group({"id": "x", "number": 7}, 0, 1)).records()
+        [record] = (await env.rollouts.run_group({"id": "x", "number": 7}, 0, 1)).records()
     return record
 
 

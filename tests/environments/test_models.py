@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from agent_loop.local_models.standin import StandIn
 from agent_loop.model.contract import ModelTurn, Sampling
@@ -125,3 +128,33 @@ def test_a_key_never_shows_in_a_config() -> None:
 
 def test_the_standins_tokenizer_has_a_name() -> None:
     assert load_tokenizer("standin").eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (None, "it is not on this machine, and the hub does not answer"),
+        (404, "is not a valid model identifier"),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_had_is_one_sentence_at_once(
+    status: int | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        if status is None:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=status or 500, headers={"X-Error-Code": "RepoNotFound"})
+
+    async with RawTestServer(answer) as hub:
+        address = str(hub.make_url("")).rstrip("/")
+        files = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        with pytest.raises(ConfigError, match=f"no tokenizer 'no/such' .*{says}"):
+            await asyncio.to_thread(load_tokenizer, "no/such")
+    # Where nothing answers, no file is asked for: transformers would ask again and again.
+    assert any("resolve" in path for path in asked) == (status is not None)

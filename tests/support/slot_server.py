@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.server.build.packing import pack
 from sandbox_pool.spec import SandboxSpec
 
 NOBODY = 65534
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 
 
 @dataclass
@@ -110,3 +113,16 @@ async def running_server(
         finally:
             process.stdin.close()
             await asyncio.wait_for(process.wait(), 20)
+
+
+@contextlib.asynccontextmanager
+async def server_at_level(level: str, user: int | None) -> AsyncIterator[Server]:
+    """A server at one isolation level, run by `user`; the test is skipped where this machine cannot do it."""
+    if user is not None and SYSTEM_PYTHON is None:
+        pytest.skip("no Python that an ordinary user may run")
+    python = (user is not None and SYSTEM_PYTHON) or sys.executable
+    try:
+        async with running_server("--level", level, user=user, python=python) as running:
+            yield running
+    except RuntimeError as error:
+        pytest.skip(f"this machine cannot do it: {error}")

@@ -107,15 +107,25 @@ def hide_private(view: str, parts: list[str], root: str = "/") -> None:
 
 
 def _unreadable(start: str) -> Iterator[str]:
-    for directory, names, files in os.walk(start):
-        for name in [*names, *files]:
-            path = os.path.join(directory, name)
-            with contextlib.suppress(OSError):
-                mode = os.lstat(path).st_mode
-                if not stat.S_ISLNK(mode) and not mode & stat.S_IROTH:
-                    yield path
-                    if name in names:
-                        names.remove(name)
+    """What strangers may not read; not what lies in it. A system has 100,000 files: os.walk takes twice as long."""
+    folders = [start]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    continue
+                mode = _mode(entry)
+                if not mode & stat.S_IROTH:
+                    yield entry.path
+                elif stat.S_ISDIR(mode):
+                    folders.append(entry.path)
+
+
+def _mode(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_mode
+    except OSError:  # it went away
+        return stat.S_IROTH
 
 
 def _whiteout(path: str) -> None:

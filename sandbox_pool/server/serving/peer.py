@@ -123,7 +123,8 @@ class Connection(asyncio.Protocol):
             request.acknowledged()
         elif op == "cancel":
             if request is not None and request.task is not None:
-                request.task.cancel()
+                # Not at once: a task that is cancelled before it ever ran cannot answer.
+                asyncio.get_running_loop().call_soon(request.task.cancel)
         elif op not in ("data", "end", "ack"):
             request = Request(self, header)
             self.requests[number] = request

@@ -19,6 +19,9 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 CLONE_NEWNET = 0x40000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR = 0x8913, 0x8914, 0x8916
+EMPTY = ("tmp", *(f"usr/share/{name}" for name in ("man", "doc", "icons", "locale")), "usr/local/go",
+         "usr/lib/google-cloud-sdk")  # fmt: skip
+"""What this machine may have many files in and an image has not: a slot server looks at each of them when it starts."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -37,8 +40,10 @@ def build_root(settings):
     for name in ("upper", "work", "root"):
         os.mkdir(f"{work}/{name}")
     os.chmod(f"{work}/upper", 0o755)
-    os.mkdir(f"{work}/upper/tmp")
-    os.setxattr(f"{work}/upper/tmp", "trusted.overlay.opaque", b"y")
+    for name in EMPTY:
+        if name == "tmp" or os.path.isdir(f"/{name}"):
+            os.makedirs(f"{work}/upper/{name}")
+            os.setxattr(f"{work}/upper/{name}", "trusted.overlay.opaque", b"y")
     layers = f"lowerdir=/,upperdir={work}/upper,workdir={work}/work"
     mount("overlay", f"{work}/root", "overlay", 0, layers)
     root = f"{work}/root"

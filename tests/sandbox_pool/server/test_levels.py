@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import pytest
 import pytest_asyncio
 
 from sandbox_pool.spec import SandboxSpec
-from support.slot_server import NOBODY, Server, running_server
+from support.slot_server import NOBODY, Server, running_server, server_at_level
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 
 DAEMON = f"sleep 7777.{os.getpid()}"
 """No other run of these tests on this machine has one of this name: some levels see all processes."""
@@ -36,15 +34,8 @@ LEVELS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS, ids=lambda p: f"{p[0]}-as-{p[1] or 'us'}")
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
-    level, user = request.param
-    if user is not None and SYSTEM_PYTHON is None:
-        pytest.skip("no Python that an ordinary user may run")
-    python = {} if user is None else {"python": SYSTEM_PYTHON}
-    try:
-        async with running_server("--level", level, user=user, **python) as running:  # type: ignore[arg-type]
-            yield running
-    except RuntimeError as error:
-        pytest.skip(f"this machine cannot do it: {error}")
+    async with server_at_level(*request.param) as running:
+        yield running
 
 
 def is_namespaces(server: Server) -> bool:
