@@ -19,9 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pathlib import Path
 
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default runs/demo")
-    parser.add_argument("--tasks", type=at_least(1), default=11, metavar="N", help="tasks for each policy (default 11: one of each kind)")
     parser.add_argument(
-        "--seconds", type=at_least(0, float), default=30.0, metavar="S", help="time for the real model (default 30)"
+        "--tasks",
+        type=at_least(1),
+        default=11,
+        metavar="N",
+        help="tasks for each policy (default 11: one of each kind)",
+    )
+    parser.add_argument(
+        "--seconds", type=at_least(0, float), default=60.0, metavar="S", help="time for the real model (default 60)"
     )
     parser.add_argument("--no-model", action="store_true", help="scripted policies only")
 

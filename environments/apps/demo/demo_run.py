@@ -55,7 +55,7 @@ class DemoPlan:
     out: Path
     tasks: int
     with_model: bool = True
-    model_s: float = 30.0
+    model_s: float = 60.0
     """The real model starts no new group after this: a slow machine gets fewer rollouts, not a longer demo."""
 
 
@@ -75,6 +75,8 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
             records = await _roll_out(policies, tasks, progress, plan.model_s)
         rollouts, page = await asyncio.to_thread(_store, plan.out, records)
         console.print(final_table(records))
+        if late := late_line(policies, records, plan):
+            console.print(late, markup=False)
         console.print(pool_line(pool.metrics.summary(), records))
         report = verify(rollouts.read_bytes().splitlines())
         confirmation = await _confirm(policies, records)
@@ -288,6 +290,16 @@ def _total(records: Sequence[RolloutRecord], metric: str) -> float:
 def _mean(values: Sequence[float | None], form: str) -> str:
     known = [value for value in values if value is not None]
     return format(fmean(known), form) if known else "-"
+
+
+def late_line(policies: Sequence[DemoPolicy], records: Sequence[RolloutRecord], plan: DemoPlan) -> str | None:
+    """Why the table is not the one that everybody sees; None when it is."""
+    whole = plan.tasks * plan.config.group_size
+    made = Counter(record.policy for record in records)
+    late = [policy.name for policy in policies if policy.scorer is not None and made[policy.env.policy_name] < whole]
+    if not late:
+        return None
+    return f"{' and '.join(late)}: {plan.model_s:g} s were not enough for {whole} rollouts; --seconds gives more time"
 
 
 def pool_line(metrics: Mapping[str, Any], records: Sequence[RolloutRecord]) -> str:

@@ -22,7 +22,14 @@ from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
 from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
-from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, parse_rate, shared_prompt, solved_share
+from environments.apps.learn.evaluator import (
+    Evaluator,
+    RolloutTail,
+    open_evaluator,
+    parse_rate,
+    shared_prompt,
+    solved_share,
+)
 from environments.apps.learn.learn_report import verdict, write_report
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
