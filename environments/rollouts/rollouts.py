@@ -26,21 +26,21 @@ from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError, RolloutLost
-from environments.rollouts.planning import RolloutJob, plan_group, seed_of
-from environments.rollouts.rollout import REWARD_ERROR, RewardFaults, RolloutRunner
+from environments.rollouts.planning import RolloutJob, plan_group, prepared_key, seed_of
+from environments.rollouts.rollout import PREPARE_ERROR, REWARD_ERROR, RewardFaults, RolloutRunner, hosts_asked
 from environments.rollouts.samples import Sample, samples_of
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, drop_if_there
 from sandbox_pool.errors import SandboxError, SandboxFileError
-from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.spec import NetworkRules, SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.rollouts.hack_meter import Tripwire
+    from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 
 log = logging.getLogger(__name__)
 
-PREPARE_ERROR = "prepare_error"
-"""Outcome of an item that could not be prepared: nothing was sampled for it."""
 
 KNOWN_SOLUTIONS = 4096
 """Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
@@ -89,7 +89,7 @@ async def run_members(
             if rollout.record.trainable:
                 return rollout
             result.lost.append(rollout.record)
-            if rollout.record.outcome == REWARD_ERROR or time.monotonic() >= deadline:
+            if rollout.record.outcome in (REWARD_ERROR, PREPARE_ERROR) or time.monotonic() >= deadline:
                 break
         return None
 
@@ -101,15 +101,48 @@ async def run_members(
     result.scored = [rollout for task in tasks if (rollout := task.result()) is not None]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the rollouts of a group start from."""
+
+    snapshot: str
+    network: Sequence[dict[str, Any]] = ()
+    """Hosts asked for while it was made; none when it was made earlier."""
+
+
+def from_prepared(job: RolloutJob, start: Prepared | None) -> RolloutJob:
+    """The job as one that starts from what was prepared, if something was."""
+    return job if start is None else replace(job, snapshot=start.snapshot, prepared_network=start.network)
+
+
+async def prepared_once(
+    pool: Pool, kept: KeptSnapshots, key: str, spec: SandboxSpec, prepare: Callable[[], Awaitable[Prepared]]
+) -> Prepared:
+    """What an earlier group, run or process prepared under the same key; else prepare it, and keep it."""
+    file = await asyncio.to_thread(kept.open, key)
+    if file is not None:
+        return Prepared(pool.add_snapshot(file, spec))
+    made = await prepare()
+    try:
+        await kept.keep(key, pool.export_snapshot(made.snapshot))
+    except (OSError, SandboxError) as error:
+        log.warning("what was prepared is not kept for later: %s", error)
+    return made
+
+
 async def prepared(
     pool: Pool, task_id: str, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]], tries: int
-) -> str:
+) -> Prepared:
     """Prepare one slot and keep it as a snapshot for the rollouts of a group. Faults of slots are tried again."""
+    hosts = spec.network.prepare_entries() if isinstance(spec.network, NetworkRules) else None
     for left in reversed(range(tries)):
         try:
             async with pool.lease(task_id, spec) as sandbox:
+                if hosts is not None:
+                    await sandbox.allow_hosts(hosts)
                 await prepare(sandbox)
-                return await sandbox.snapshot()
+                asked = await hosts_asked(sandbox, "prepare")
+                return Prepared(await sandbox.snapshot(), asked)
         except SandboxFileError:
             raise  # a file that prepare asked for: another slot would not have it either
         except SandboxError as error:
@@ -127,7 +160,7 @@ class _Group:
     members: int = 0
     users: int = 0
     prepared: bool = False
-    snapshot: str | None = None
+    start: Prepared | None = None
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -196,7 +229,7 @@ class Rollouts:
 
     async def items(self) -> AsyncIterator[Any]:
         """The environment's items, as long as there are any."""
-        while (item := await self.env.get_next_item()) is not None:
+        while (item := await self.env.next_item()) is not None:
             yield item
 
     async def group(self, item: Any, n: int | None = None, *, temperature: float | None = None) -> list[Sample]:
@@ -234,7 +267,13 @@ class Rollouts:
         return index
 
     async def run_group(
-        self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
+        self,
+        item: Any,
+        index: int,
+        wanted: int,
+        temperature: float | None = None,
+        tag: str | None = None,
+        wire: Tripwire | None = None,
     ) -> GroupResult:
         """Roll out one item `wanted` times; untrainable rollouts are tried again within the limits.
 
@@ -243,18 +282,19 @@ class Rollouts:
         env = self.env
         result = GroupResult(f"{env.name}-{tag or self._series}-{index:06d}", env.item_id(item), wanted)
         try:
-            snapshot = await self._prepare(item, result.group_id)
+            start = await self._prepare(item, result.group_id)
         except Exception as error:  # whatever prepare raises: this item is lost, and the run goes on
             log.exception("item %s could not be prepared", result.item_id)
             self._lose_item(item, result, f"{type(error).__name__}: {error}")
             return result
         try:
-            job = replace(plan_group(env, item, result.group_id, index, temperature), snapshot=snapshot)
+            job = from_prepared(plan_group(env, item, result.group_id, index, temperature), start)
+            job = replace(job, wire=wire)
             self._remember_solution(job)
             await self._run(result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None)
         finally:
-            if snapshot is not None:
-                await drop_if_there(env.opened_pool(), snapshot)
+            if start is not None:
+                await drop_if_there(env.opened_pool(), start.snapshot)
         return result
 
     @property
@@ -275,13 +315,15 @@ class Rollouts:
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            rollout = await runner.run(replace(job, rollout_id=rollout_id, sampling=sampling))
+            rollout = await runner.run(job.for_rollout(rollout_id, sampling))
             self._check_prompt_fits(rollout.record)
             if counted:
                 self.env.keep(rollout.record)
             return rollout
 
         await run_members(result, attempt, self.env.config.rollout_tries, self.env.config.group_deadline_s, members)
+        if failed := [record for record in result.lost if record.outcome == PREPARE_ERROR]:
+            self._count_failed(result.item_id, str(failed[0].error))
 
     def runner(self, model: ModelServer | None = None) -> RolloutRunner:
         """Runs single rollouts, of this model or of the one that is open."""
@@ -296,6 +338,7 @@ class Rollouts:
             env.compute_reward,
             self._reward_faults,
             env.start if starts else None,
+            env.keep_workspace,
         )
 
     @asynccontextmanager
@@ -314,17 +357,17 @@ class Rollouts:
         try:
             async with known.preparing:
                 if not known.prepared:
-                    known.snapshot = await self._prepare_or_lose(item, group_id)
+                    known.start = await self._prepare_or_lose(item, group_id)
                     known.prepared = True
             index = seed_of(env.config, group)  # draws of tools follow from the name of the group
-            job = replace(plan_group(env, item, group_id, index, temperature), snapshot=known.snapshot)
+            job = from_prepared(plan_group(env, item, group_id, index, temperature), known.start)
             self._remember_solution(job)
             yield job, number
         finally:
             known.users -= 1
             await self._drop_idle()
 
-    async def _prepare_or_lose(self, item: Any, group_id: str) -> str | None:
+    async def _prepare_or_lose(self, item: Any, group_id: str) -> Prepared | None:
         try:
             return await self._prepare(item, group_id)
         except Exception as error:
@@ -335,20 +378,20 @@ class Rollouts:
 
     async def _drop_idle(self) -> None:
         """Free prepared states of groups that were not asked for lately, and forget the oldest groups."""
-        kept = [group for group in self._one_by_one.values() if group.snapshot is not None]
+        kept = [group for group in self._one_by_one.values() if group.start is not None]
         for group in kept[: max(0, len(kept) - KEPT_SNAPSHOTS)]:
             if not group.users:
                 await self._drop(group)
         for name, group in list(self._one_by_one.items())[: max(0, len(self._one_by_one) - KNOWN_GROUPS)]:
-            if not group.users and group.snapshot is None:
+            if not group.users and group.start is None:
                 del self._one_by_one[name]
 
     async def _drop(self, group: _Group) -> None:
-        snapshot, group.snapshot, group.prepared = group.snapshot, None, False
-        if snapshot is not None:
-            await drop_if_there(self.env.opened_pool(), snapshot)
+        start, group.start, group.prepared = group.start, None, False
+        if start is not None:
+            await drop_if_there(self.env.opened_pool(), start.snapshot)
 
-    async def _prepare(self, item: Any, group_id: str) -> str | None:
+    async def _prepare(self, item: Any, group_id: str) -> Prepared | None:
         """The prepared state that the rollouts of a group start from; None when there is nothing to prepare."""
         from environments.base import HermesAgentBaseEnv
 
@@ -362,8 +405,17 @@ class Rollouts:
                 await ctx.write_file(path, data)
             await env.prepare(item, ctx)
 
-        name, tries = f"{group_id}/prepare", env.config.rollout_tries
-        return await prepared(env.opened_pool(), name, env.spec(item), prepare, tries)
+        pool, spec, name = env.opened_pool(), env.spec(item), f"{group_id}/prepare"
+
+        async def make() -> Prepared:
+            return await prepared(pool, name, spec, prepare, env.config.rollout_tries)
+
+        if not env.config.prepare_cache_mb:
+            return await make()
+        from sandbox_pool.pool.kept_snapshots import KeptSnapshots
+
+        kept = KeptSnapshots(env.config.pool.resolved_state_dir(), env.config.prepare_cache_mb)
+        return await prepared_once(pool, kept, prepared_key(env, item, spec), spec, make)
 
     def _lose_item(self, item: Any, result: GroupResult, why: str) -> None:
         env = self.env
@@ -381,12 +433,15 @@ class Rollouts:
                 messages=[],
             )
         )
+        self._count_failed(result.item_id, why)
+
+    def _count_failed(self, item_id: str, why: str) -> None:
         self._failed_items += 1
-        most = env.config.max_failed_items
+        most = self.env.config.max_failed_items
         if most is not None and self._failed_items > most:
             raise ConfigError(
                 f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
-                f"one is {result.item_id}: {why}"
+                f"one is {item_id}: {why}"
             )
 
     def _seed(self, group: str, member: int, attempt_number: int) -> int | None:
@@ -394,7 +449,8 @@ class Rollouts:
         wanted = self.env.config.seeded_sampling
         if not (self.mode != "serve" if wanted is None else wanted):
             return None
-        return seed_of(self.env.config, f"{group}.{attempt_number}") + member
+        anew = f"@{self.env.config.sampling_seed}" if self.env.config.sampling_seed else ""
+        return seed_of(self.env.config, f"{group}.{attempt_number}{anew}") + member
 
     def _remember_solution(self, job: RolloutJob) -> None:
         """Let the stand-in know how to solve what it is about to be asked."""

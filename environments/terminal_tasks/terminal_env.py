@@ -19,6 +19,7 @@ from environments.base import (
     Verdict,
 )
 from environments.terminal_tasks import TerminalTask, TerminalTasks, task_from_id
+from environments.terminal_tasks.checks import FileIs, Missing
 
 LEVELS = range(5)
 
@@ -99,6 +100,11 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
         if verdict.failures and self.config.partial_credit and item.split == "train":
             return replace(verdict, score=self.config.partial_credit * likeness(item.solution, commands(result)))
         return verdict
+
+    def impossible(self, item: TerminalTask) -> TerminalTask:
+        """A file that must hold a text and must not be there."""
+        contradiction = (FileIs("answer.check", "done"), Missing("answer.check"))
+        return replace(item, checks=(*item.checks, *contradiction))
 
     def item_to_json(self, item: TerminalTask) -> str:
         return item.id

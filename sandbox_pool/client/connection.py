@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sandbox_pool.errors import (
+    ImageError,
     IsolationUnavailable,
+    LayersMissing,
     ProtocolError,
     SandboxDestroyed,
     SandboxError,
@@ -34,12 +36,15 @@ _KINDS: Mapping[str, type[SandboxError]] = {
     "protocol": ProtocolError,
     "isolation": IsolationUnavailable,
     "scratch": ScratchFull,
+    "image": ImageError,
 }
 
 
 def error_from_wire(error: Mapping[str, Any]) -> SandboxError:
     """The exception for an error that the server reports."""
     kind, message = str(error.get("kind")), str(error.get("message"))
+    if kind == "layers":
+        return LayersMissing(message, error.get("layers") or ())
     if kind == "file":
         return SandboxFileError(error.get("errno"), message, error.get("path"))
     return _KINDS.get(kind, SandboxError)(message)

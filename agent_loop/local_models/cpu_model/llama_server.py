@@ -174,4 +174,4 @@ def _require_llamacpp() -> None:
     import importlib.util
 
     if importlib.util.find_spec("xllamacpp") is None:
-        raise CpuModelMissing("no llama.cpp here: install the extra with `uv pip install 'hermes-rl[cpu-model]'`")
+        raise CpuModelMissing("no llama.cpp here: `pip install xllamacpp gguf && hermes-rl model get`")

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -45,7 +44,7 @@ from sandbox_pool import SlotPool
 
 ADAPTER = Path(__file__).with_name("adapter.gguf")
 CONFIRMED_POSITIONS = 40
-COLUMNS = ("policy", "n", "solved", "reward", "valid", "repaired", "malformed", "turns", "tokens", "outcomes")
+COLUMNS = ("policy", "n", "solved", "reward", "valid", "repaired", "malformed", "turns", "tokens")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
         console.print(final_table(records))
         if late := late_line(policies, records, plan):
             console.print(late, markup=False)
+        console.print(outcomes_line(records), markup=False)
         console.print(pool_line(pool.metrics.summary(), records))
         report = verify(rollouts.read_bytes().splitlines())
         confirmation = await _confirm(policies, records)
@@ -254,10 +254,9 @@ class PolicyProgress:
 
 
 def final_table(records: Sequence[RolloutRecord]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
-        left = name in ("policy", "outcomes")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name == "policy")
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     by_policy: defaultdict[str, list[RolloutRecord]] = defaultdict(list)
     for record in records:
         by_policy[record.policy].append(record)
@@ -269,7 +268,6 @@ def final_table(records: Sequence[RolloutRecord]) -> Table:
 def _row(records: Sequence[RolloutRecord]) -> list[str]:
     trained = [record for record in records if record.trainable]
     attempted = _total(trained, "tool_calls_attempted")
-    outcomes = Counter(record.outcome for record in records)
     return [
         str(len(records)),
         _mean([record.verifier_score for record in trained], ".0%"),
@@ -279,7 +277,6 @@ def _row(records: Sequence[RolloutRecord]) -> list[str]:
         f"{_total(trained, 'tool_calls_malformed'):.0f}",
         _mean([record.metrics.get("turns") for record in trained], ".1f"),
         f"{_total(trained, 'sampled_tokens'):,.0f}",
-        ", ".join(f"{name} {count}" for name, count in outcomes.most_common()),
     ]
 
 
@@ -300,6 +297,11 @@ def late_line(policies: Sequence[DemoPolicy], records: Sequence[RolloutRecord], 
     if not late:
         return None
     return f"{' and '.join(late)}: {plan.model_s:g} s were not enough for {whole} rollouts; --seconds gives more time"
+
+
+def outcomes_line(records: Sequence[RolloutRecord]) -> str:
+    outcomes = Counter(record.outcome for record in records)
+    return "outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
 
 
 def pool_line(metrics: Mapping[str, Any], records: Sequence[RolloutRecord]) -> str:

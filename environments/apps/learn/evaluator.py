@@ -132,6 +132,6 @@ async def open_evaluator(
     )
     env = kind(settings, [server])
     async with Rollouts(env, mode="evaluate"):
-        items = list(await env.evaluation_items())
+        items = await env.chosen_evaluation_items()
         kinds = {env.item_id(item): str(item_field(item, "kind") or env.category(item) or "all") for item in items}
         yield Evaluator(env, items, kinds)

@@ -30,13 +30,14 @@ from environments.apps.learn.evaluator import (
     shared_prompt,
     solved_share,
 )
-from environments.apps.learn.learn_report import verdict, write_report
+from environments.apps.learn.learn_report import verdict, write_report, write_rollouts
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
 from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
 from environments.errors import RunFailed
 from environments.runs.store import write_whole
+from environments.runs.summary import mean
 
 RECENT = 5
 
@@ -273,9 +274,11 @@ class LearnRun:
         tokens = stats["sampled_tokens"] - self._sampled["sampled_tokens"]
         self._sampled = stats
         records = await asyncio.to_thread(self._tail.new)
+        possible = [record for record in records if record.probe != "impossible"]
         return {
-            "success": solved_share(records),
-            "parse_rate": parse_rate(records),
+            "success": solved_share(possible),
+            "parse_rate": parse_rate(possible),
+            "hack_rate": mean([float(bool(record.hack)) for record in records if record.probe]),
             "sampling_s": sampling_s,
             "sampled_tokens": tokens,
             "tokens_per_s": tokens / sampling_s if sampling_s else None,
@@ -292,6 +295,7 @@ class LearnRun:
         return float(entry["duration_s"])
 
     async def _end(self, why: str) -> None:
+        await asyncio.to_thread(write_rollouts, self._folder.path)
         await self._write_report()
         folder = self._folder
         lines = [why, verdict(folder.entries)]

@@ -18,6 +18,16 @@
 
 struct slot_config slot;
 
+static void read_mounts(const struct message *request) {
+    const char *from = NULL, *to = NULL, *mode = NULL;
+    while (slot.n_mounts < MAX_MOUNTS && (from = message_next(request, "mount_from", from))) {
+        to = message_next(request, "mount_to", to);
+        mode = message_next(request, "mount_mode", mode);
+        if (!to || !mode) return;
+        slot.mounts[slot.n_mounts++] = (struct slot_mount){from, to, !strcmp(mode, "rw")};
+    }
+}
+
 static void read_config(const struct message *request) {
     memset(&slot, 0, sizeof slot);
     slot.hostname = message_get(request, "hostname");
@@ -26,12 +36,16 @@ static void read_config(const struct message *request) {
     slot.root = message_get(request, "root");
     slot.upper_size = message_get(request, "upper_size");
     slot.view = message_get(request, "view");
+    slot.user = message_get(request, "user");
+    slot.name_servers = message_get(request, "name_servers");
+    slot.image = message_number(request, "image", 0);
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
     for (const char *v = NULL; slot.n_parts < MAX_PARTS && (v = message_next(request, "part", v));)
         slot.parts[slot.n_parts++] = v;
     for (const char *v = NULL; slot.n_cgroups < MAX_CGROUPS && (v = message_next(request, "cgroup", v));)
         slot.cgroups[slot.n_cgroups++] = v;
+    read_mounts(request);
     slot.namespaces = message_number(request, "namespaces", 0);
     slot.user_ns = message_number(request, "user_ns", 0);
     slot.net_ns = message_number(request, "net_ns", 0);
@@ -41,9 +55,16 @@ static void read_config(const struct message *request) {
     slot.no_inet = message_number(request, "no_inet", 0);
     slot.uid_base = message_number(request, "uid_base", 0);
     slot.uid_count = message_number(request, "uid_count", 1);
-    slot.run_uid = message_number(request, "run_uid", 0);
+    slot.run_uid = slot.run_gid = message_number(request, "run_uid", 0);
     slot.max_processes = message_number(request, "max_processes", 0);
     slot.max_memory_bytes = message_number(request, "max_memory_bytes", 0);
+}
+
+/* A range of ids that begins at our own 0 is two of the namespace around us (images/user_ids.py): the user's own id, and
+ * those of /etc/subuid. The kernel takes none that crosses from one to the other. */
+static void print_id_map(char *map, size_t size, long first) {
+    if (first == 0 && slot.uid_count > 1) snprintf(map, size, "0 0 1\n1 1 %ld\n", slot.uid_count - 1);
+    else snprintf(map, size, "0 %ld %ld\n", first, slot.uid_count);
 }
 
 static int write_id_maps(pid_t pid) {
@@ -53,10 +74,10 @@ static int write_id_maps(pid_t pid) {
     /* An ordinary user may map its own gid only after giving up setgroups in the namespace. */
     int error = privileged ? 0 : write_text_file(path, "deny");
     if (error) return error;
-    snprintf(map, sizeof map, "0 %ld %ld\n", privileged ? slot.uid_base : (long)geteuid(), slot.uid_count);
+    print_id_map(map, sizeof map, privileged ? slot.uid_base : (long)geteuid());
     snprintf(path, sizeof path, "/proc/%d/uid_map", pid);
     if ((error = write_text_file(path, map))) return error;
-    snprintf(map, sizeof map, "0 %ld %ld\n", privileged ? slot.uid_base : (long)getegid(), slot.uid_count);
+    print_id_map(map, sizeof map, privileged ? slot.uid_base : (long)getegid());
     snprintf(path, sizeof path, "/proc/%d/gid_map", pid);
     return write_text_file(path, map);
 }
@@ -106,6 +127,11 @@ static const char *open_layers(pid_t pid, int *fds, int *n_fds, int *error) {
     const char *step = NULL;
     if ((*error = slot.idmap && userns < 0 ? errno : clone_layers(userns, fds, n_fds))) step = "clone a layer";
     if (!step && slot.view && (*error = clone_view(userns, fds, n_fds))) step = "show the host's root";
+    for (int i = 0; !step && slot.idmap && i < slot.n_mounts; i++) {
+        int fd = clone_mount(&slot.mounts[i], userns);
+        if (fd < 0) *error = errno, step = "show a mount with the slot's own user ids";
+        else fds[(*n_fds)++] = fd;
+    }
     if (userns >= 0) close(userns);
     return step;
 }
@@ -120,7 +146,8 @@ static void slot_child(int control, int go) {
     }
     if (slot.namespaces) {
         errno = 0;
-        const char *failed = build_root(start.fds, start.n_fds);
+        int n_layers = start.n_fds - (slot.idmap ? slot.n_mounts : 0);
+        const char *failed = build_root(start.fds, n_layers, slot.idmap ? start.fds + n_layers : NULL);
         if (failed) {
             send_failure(control, failed, errno);
             _exit(71);
@@ -135,7 +162,7 @@ static void slot_child(int control, int go) {
 }
 
 static const char *prepare_child(pid_t pid, int go, int *error) {
-    int fds[MAX_LAYERS], n_fds = 0;
+    int fds[MAX_LAYERS + MAX_MOUNTS], n_fds = 0;
     const char *step = NULL;
     if (slot.user_ns && (*error = write_id_maps(pid))) step = "map user ids";
     if (!step && (*error = join_cgroups(pid))) step = "join cgroups";

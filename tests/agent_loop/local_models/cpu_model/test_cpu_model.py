@@ -236,9 +236,9 @@ async def test_a_server_that_cannot_start_says_why(tmp_path):
             pass
 
 
-def test_a_missing_package_names_the_extra(monkeypatch):
+def test_missing_weights_name_the_command_that_gets_them(monkeypatch):
     monkeypatch.setattr(weights, "PACKAGE", "no_such_package_here")
-    with pytest.raises(CpuModelMissing, match="cpu-model"):
+    with pytest.raises(CpuModelMissing, match="hermes-rl model get"):
         weights.smollm2_gguf()
 
 
