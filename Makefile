@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-random test-user test-pythons test-slow learn-check lint format bench helpers nomad vllm hints clean
+.PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -21,6 +21,7 @@ help:
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   slots, loop, tools and serving, each beside its control"
+	@echo "make fuzz    the C helper's readers on hostile bytes, FUZZ_SECONDS long (needs clang)"
 	@echo "make helpers build the slot helper for x86_64 and aarch64 (a 100 MB cross compiler from PyPI)"
 	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
 	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
@@ -58,6 +59,9 @@ test-pythons:
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800
+
+fuzz:
+	bash tests/fuzz/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 learn-check: $(INSTALLED) hints
 	$(BIN)/pytest -m slow -s tests/environments/apps/learn/test_learn_check.py

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_loop.limits import Limits
+from agent_loop.model.backends.backend import TokenBackend
 from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
@@ -26,25 +25,17 @@ from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.tools.policy import Answer
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
-from environments.atropos.packing import PackedGroup, Packer, ScoredRollout
+from environments.atropos.packing import PackedGroup, Packer
 from environments.atropos.servers import AtroposServerBackend
 from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.group import PREPARE_ERROR, GroupResult, RolloutStats, prepared, run_members
-from environments.rollouts.planning import (
-    RolloutJob,
-    choose_tools,
-    content_id,
-    item_field,
-    longest_sequence,
-    plan_group,
-    seed_of,
-)
-from environments.rollouts.rollout import RewardFaults, RolloutRunner, Score
+from environments.rollouts.planning import choose_tools, content_id, item_field, longest_sequence
+from environments.rollouts.rollout import Score
+from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
-from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import SandboxContext, ToolContext, drop_if_there
+from environments.sandboxes import Pool
+from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
 from sandbox_pool.spec import SandboxSpec
@@ -67,9 +58,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-KNOWN_SOLUTIONS = 4096
-"""Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
-
 
 class HermesAgentBaseEnv(AtroposEnv):
     """An environment of agent tasks."""
@@ -86,29 +74,28 @@ class HermesAgentBaseEnv(AtroposEnv):
         testing: bool = False,
         *,
         pool: Pool | None = None,
-        model: ModelServer | None = None,
+        model: ModelServer | TokenBackend | None = None,
     ) -> None:
         """Give `pool` and `model` to use your own; otherwise both are opened from the config."""
         super().__init__(config, list(server_configs or [ServerConfig(server_type="standin")]), slurm, testing)
         self.config: HermesAgentEnvConfig = config
         self.pool = pool
-        self.model = model
-        self.mode = "serve"
+        self.model: ModelServer | TokenBackend | None = model
+        self.backend_tokenizer: Any = None
+        """Of a `model` that is a token backend; None takes env.tokenizer_name."""
+        self.rollouts = Rollouts(self)
+        """Runs this environment's rollouts, whoever asks for them."""
         self.stats = RolloutStats()
-        self.run_tag = uuid.uuid4().hex[:8]
         self._stack = AsyncExitStack()
         self._packer = Packer(config.group_size, config.segments, config.advantages)
         self._packing = asyncio.Lock()
-        self._reward_faults = RewardFaults()
-        self._failed_items = 0
-        self._groups = 0
         self.always_allowed: set[str] = set()
         """Rules of `tools.policy` that `allow_command` answered with "always"."""
-        self._solutions: dict[str, Sequence[str]] = {}
-        self._sampled = False
+        self.known_solutions: dict[str, Sequence[str]] = {}
+        """Prompt -> shell commands that solve it, for the stand-in."""
         self._model_context: int | None = None
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
-        self._rewards = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
+        self.reward_terms = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
@@ -157,6 +144,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def prepare(self, item: Any, ctx: SandboxContext) -> None:
         """Lay out files and packages; runs once per group, and every rollout of the group starts from a fork of it."""
 
+    def prepare_key(self, item: Any) -> str:
+        """What `prepare` depends on but its code, the spec and `files`, for `prepare_cache_mb`: by default the item."""
+        return content_id(item)
+
     async def start(self, item: Any, ctx: SandboxContext) -> None:
         """Start services and daemons; runs in the slot of each rollout, before its agent."""
 
@@ -185,6 +176,16 @@ class HermesAgentBaseEnv(AtroposEnv):
         found = item_field(item, "id")
         return content_id(item) if found is None else str(found)
 
+    def item_to_json(self, item: Any) -> Any:
+        """The item as it travels to a trainer in another process, as plain JSON; write it unless items are dicts."""
+        if not isinstance(item, dict):
+            raise ConfigError(f"items of {self.name} are {type(item).__name__}: write item_to_json and item_from_json")
+        return item
+
+    def item_from_json(self, data: Any) -> Any:
+        """The item that `item_to_json` gave this for."""
+        return data
+
     def category(self, item: Any) -> str:
         """What the summary groups items by."""
         return str(item_field(item, "category") or "")
@@ -193,8 +194,8 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def open_up(self) -> None:
         """Start the pool and reach the model, unless they were given."""
-        if self.model is None:  # first: its mistakes are found sooner than slots are started
-            self.model = await self._open_model()
+        if not isinstance(self.model, ModelServer):  # first: its mistakes are found sooner than slots are started
+            self.model = await self._open_model(self.model)
         if self.pool is None:
             from sandbox_pool import SlotPool
 
@@ -203,15 +204,20 @@ class HermesAgentBaseEnv(AtroposEnv):
             except ValueError as error:
                 raise ConfigError(f"env.pool: {error}") from error
 
-    async def _open_model(self) -> ModelServer:
+    async def _open_model(self, backend: TokenBackend | None) -> ModelServer:
         config = self.config
         opener = ModelOpener(
             self._stack,
             config.tool_call_parser,
             config.tokenizer_name,
             tools_in_prompt=config.tools_in_prompt,
-            solutions=self._solutions,
+            solutions=self.known_solutions,
         )
+        if backend is not None:
+            tokenizer = self.backend_tokenizer or await asyncio.to_thread(load_tokenizer, config.tokenizer_name)
+            opened = await opener.record(backend, tokenizer)
+            self._model_context = opener.context_tokens
+            return opened
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
             opened = await opener.open(ours)
@@ -232,8 +238,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def collect_trajectories(self, item: Any) -> tuple[list[Group] | None, list[Any]]:
         """Run a group and pack it; None when it is not complete or must not be trained on."""
-        index, self._groups = self._groups, self._groups + 1
-        result = await self.run_group(item, index, self.config.group_size)
+        result = await self.rollouts.run_group(item, self.rollouts.next_index(), self.config.group_size)
         if self.config.data_path_to_save_groups is not None:
             lines = b"".join(record.to_json() + b"\n" for record in result.records())
             await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
@@ -271,110 +276,6 @@ class HermesAgentBaseEnv(AtroposEnv):
         # The trainer may have been replaced by one that takes less while segments waited to fill a group.
         return max_token_len <= 0 or all(len(tokens) < max_token_len for tokens in group["tokens"])
 
-    async def run_group(
-        self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
-    ) -> GroupResult:
-        """Roll out one item `wanted` times; untrainable rollouts are tried again within the limits.
-
-        A `tag` sets the group apart from training: it names its ids, and its rollouts stay out of the step's figures.
-        """
-        series = tag or (self.run_tag if self.mode == "serve" else str(self.config.seed))
-        result = GroupResult(f"{self.name}-{series}-{index:06d}", self.item_id(item), wanted)
-        runner = RolloutRunner(
-            self._opened_pool(),
-            self._opened_model(),
-            self._rewards,
-            self.compute_reward,
-            self._reward_faults,
-            None if type(self).start is HermesAgentBaseEnv.start else self.start,
-        )
-
-        async def run(snapshot: str | None) -> None:
-            job = replace(plan_group(self, item, result.group_id, index, temperature), snapshot=snapshot)
-            self._remember_solution(job)
-
-            async def attempt(member: int, attempt_number: int) -> ScoredRollout:
-                rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
-                seed = self._seed(f"{tag or 'train'}-{index}-{result.item_id}", member, attempt_number)
-                sampling = replace(job.sampling, seed=seed)
-                rollout = await runner.run(replace(job, rollout_id=rollout_id, sampling=sampling))
-                self._check_prompt_fits(rollout.record)
-                if tag is None:
-                    self.keep(rollout.record)
-                return rollout
-
-            await run_members(result, attempt, self.config.rollout_tries, self.config.group_deadline_s)
-
-        if type(self).prepare is HermesAgentBaseEnv.prepare and not self.files(item):
-            await run(None)
-        else:
-            await self._run_prepared(item, result, run)
-        return result
-
-    def _remember_solution(self, job: RolloutJob) -> None:
-        """Let the stand-in know how to solve what it is about to be asked."""
-        self._solutions[str(job.messages[-1].get("content"))] = self.solution(job.item)
-        while len(self._solutions) > KNOWN_SOLUTIONS:
-            self._solutions.pop(next(iter(self._solutions)))
-
-    def _check_prompt_fits(self, record: RolloutRecord) -> None:
-        """A prompt without room for its first turn is a mistake of the settings as long as no rollout had room."""
-        self._sampled = self._sampled or bool(record.turns)
-        if record.outcome == Outcome.CONTEXT_OVERFLOW.value and not self._sampled:
-            raise ConfigError(
-                f"item {record.item_id}: the first prompt does not fit: {record.error}: raise env.max_token_length "
-                f"(now {self.longest_sequence()}), or enable fewer tools (env.enabled_toolsets)"
-            )
-
-    async def _run_prepared(self, item: Any, result: GroupResult, run: Callable[[str | None], Awaitable[None]]) -> None:
-        async def prepare(sandbox: Sandbox) -> None:
-            ctx = SandboxContext(sandbox)
-            for path, data in self.files(item).items():
-                await ctx.write_file(path, data)
-            await self.prepare(item, ctx)
-
-        name = f"{result.group_id}/prepare"
-        try:
-            snapshot = await prepared(self._opened_pool(), name, self.spec(item), prepare, self.config.rollout_tries)
-        except Exception as error:  # whatever prepare raises: this item is lost, and the run goes on
-            log.exception("item %s could not be prepared", result.item_id)
-            self._lose_item(item, result, f"{type(error).__name__}: {error}")
-            return
-        try:
-            await run(snapshot)
-        finally:
-            await drop_if_there(self._opened_pool(), snapshot)
-
-    def _lose_item(self, item: Any, result: GroupResult, why: str) -> None:
-        result.lost.append(
-            RolloutRecord(
-                rollout_id=f"{result.group_id}/prepare",
-                group_id=result.group_id,
-                environment=self.name or type(self).__name__,
-                item_id=result.item_id,
-                category=self.category(item),
-                policy=self.policy_name,
-                outcome=PREPARE_ERROR,
-                error=why,
-                trainable=False,
-                messages=[],
-            )
-        )
-        self._failed_items += 1
-        most = self.config.max_failed_items
-        if most is not None and self._failed_items > most:
-            raise ConfigError(
-                f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
-                f"one is {result.item_id}: {why}"
-            )
-
-    def _seed(self, group: str, member: int, attempt_number: int) -> int | None:
-        """Members of a group have seeds that follow each other, so that a server may sample them as one request."""
-        wanted = self.config.seeded_sampling
-        if not (self.mode != "serve" if wanted is None else wanted):
-            return None
-        return seed_of(self.config, f"{group}.{attempt_number}") + member
-
     @property
     def policy_name(self) -> str:
         """Name of the model, for the records."""
@@ -384,13 +285,15 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Tokens a sequence may have, by the config, the model and the trainer."""
         return longest_sequence(self.config, self.max_token_len, self._model_context)
 
-    def _opened_pool(self) -> Pool:
+    def opened_pool(self) -> Pool:
+        """Where slots are leased."""
         if self.pool is None:
             raise RuntimeError("the environment is not open: serve, process and evaluate open it")
         return self.pool
 
-    def _opened_model(self) -> ModelServer:
-        if self.model is None:
+    def opened_model(self) -> ModelServer:
+        """What samples."""
+        if not isinstance(self.model, ModelServer):
             raise RuntimeError("the environment is not open: serve, process and evaluate open it")
         return self.model
 

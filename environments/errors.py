@@ -10,10 +10,13 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from agent_loop.records.record import RolloutRecord
 
 BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -29,6 +32,15 @@ class ConfigError(UsageError):
 
 class RunFailed(Exception):
     """The input was right, and the run could not be done all the same. Exit code 1."""
+
+
+class RolloutLost(Exception):
+    """Infrastructure, or the reward's own code, left less than was asked for; `records` are the lost rollouts."""
+
+    def __init__(self, what: str, records: Sequence[RolloutRecord]) -> None:
+        last = records[-1]
+        super().__init__(f"{what}: {len(records)} lost, the last to {last.outcome}: {last.error or 'no reason given'}")
+        self.records = list(records)
 
 
 class SentenceParser(argparse.ArgumentParser):

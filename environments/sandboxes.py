@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.client.trees import TreeLimits
@@ -33,6 +34,12 @@ class Pool(Protocol):
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone."""
+
+    def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        """A snapshot as bytes."""
+
+    def add_snapshot(self, file: BinaryIO, spec: SandboxSpec) -> str:
+        """A snapshot from a file of such bytes."""
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Free a snapshot."""

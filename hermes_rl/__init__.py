@@ -18,6 +18,7 @@ Exceptions:
       SandboxLost                the slot or its host went away
         StaleLease               the lease was taken back
       ScratchFull                no disk space left for slots
+    RolloutLost                  rollouts that were asked for could not be made or judged
 """
 
 from __future__ import annotations
@@ -33,15 +34,20 @@ if TYPE_CHECKING:
     from agent_loop.context.result_budget import ResultBudget
     from agent_loop.context.window import ContextPolicy
     from agent_loop.local_models.standin import PolicyRequest
+    from agent_loop.model.backends.backend import Generation, TokenBackend
     from agent_loop.model.contract import Sampling
     from agent_loop.model.errors import RetryPolicy
     from agent_loop.records.record import RolloutRecord
     from agent_loop.records.verify import verify
     from environments.base import HermesAgentBaseEnv, Score
     from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
-    from environments.errors import ConfigError, UsageError
+    from environments.errors import ConfigError, RolloutLost, UsageError
     from environments.launch import load_environment
     from environments.models import open_model
+    from environments.rollouts.blocking import BlockingRollouts
+    from environments.rollouts.rollouts import Rollouts
+    from environments.rollouts.samples import Sample
+    from environments.rollouts.tool_session import ToolSession
     from environments.runs.batch import evaluate_run, process_run
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
@@ -50,6 +56,8 @@ if TYPE_CHECKING:
         ExecResult,
         HostStartFailed,
         IsolationUnavailable,
+        Mount,
+        NetworkRules,
         PoolClosed,
         PoolConfig,
         ProtocolError,
@@ -69,16 +77,20 @@ __version__ = "0.1.0"
 __all__ = [
     "AcquireTimeout",
     "AgentResult",
+    "BlockingRollouts",
     "CheckTimeout",
     "ConfigError",
     "ContextPolicy",
     "ExecResult",
+    "Generation",
     "HermesAgentBaseEnv",
     "HermesAgentEnvConfig",
     "HermesAgentLoop",
     "HostStartFailed",
     "IsolationUnavailable",
     "Limits",
+    "Mount",
+    "NetworkRules",
     "Outcome",
     "PolicyRequest",
     "PoolClosed",
@@ -86,8 +98,11 @@ __all__ = [
     "ProtocolError",
     "ResultBudget",
     "RetryPolicy",
+    "RolloutLost",
     "RolloutRecord",
+    "Rollouts",
     "RunConfig",
+    "Sample",
     "Sampling",
     "Sandbox",
     "SandboxContext",
@@ -100,8 +115,10 @@ __all__ = [
     "ServerConfig",
     "SlotPool",
     "StaleLease",
+    "TokenBackend",
     "ToolContext",
     "ToolError",
+    "ToolSession",
     "UsageError",
     "Verdict",
     "__version__",
@@ -118,20 +135,26 @@ _HOMES = {
     "agent_loop.context.result_budget": "ResultBudget",
     "agent_loop.context.window": "ContextPolicy",
     "agent_loop.local_models.standin": "PolicyRequest",
+    "agent_loop.model.backends.backend": "Generation TokenBackend",
     "agent_loop.model.contract": "Sampling",
     "agent_loop.model.errors": "RetryPolicy",
     "agent_loop.records.record": "RolloutRecord",
     "agent_loop.records.verify": "verify",
     "environments.base": "HermesAgentBaseEnv Score",
     "environments.config.settings": "HermesAgentEnvConfig RunConfig ServerConfig",
-    "environments.errors": "ConfigError UsageError",
+    "environments.errors": "ConfigError RolloutLost UsageError",
     "environments.launch": "load_environment",
     "environments.models": "open_model",
+    "environments.rollouts.blocking": "BlockingRollouts",
+    "environments.rollouts.rollouts": "Rollouts",
+    "environments.rollouts.samples": "Sample",
+    "environments.rollouts.tool_session": "ToolSession",
     "environments.runs.batch": "evaluate_run process_run",
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
-    "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable PoolClosed PoolConfig "
-    "ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool StaleLease",
+    "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
+    "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
+    "StaleLease",
     "tool_parsers": "get_parser",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

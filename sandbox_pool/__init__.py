@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from sandbox_pool.config import PoolConfig
     from sandbox_pool.pool.lease import Lease
     from sandbox_pool.pool.pool import SlotPool
-    from sandbox_pool.spec import SandboxSpec
+    from sandbox_pool.spec import Mount, NetworkRules, SandboxSpec
 
 _LAZY = {
     "Lease": "sandbox_pool.pool.lease",
+    "Mount": "sandbox_pool.spec",
+    "NetworkRules": "sandbox_pool.spec",
     "PoolConfig": "sandbox_pool.config",
     "Sandbox": "sandbox_pool.client.sandbox",
     "SandboxSpec": "sandbox_pool.spec",
@@ -53,6 +55,8 @@ __all__ = [
     "IsolationUnavailable",
     "Lease",
     "LogChunk",
+    "Mount",
+    "NetworkRules",
     "PoolClosed",
     "PoolConfig",
     "ProtocolError",

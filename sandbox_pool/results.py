@@ -52,3 +52,17 @@ class LogChunk:
     next_offset: int
     dropped: int
     """Bytes before `offset` that were asked for but have rolled out of the log."""
+
+
+@dataclass(frozen=True)
+class HostAsked:
+    """A host that programs in a slot asked the slot's proxy for, one entry per port and result."""
+
+    host: str
+    port: int
+    allowed: bool
+    reason: str
+    """Why it was refused: not allowed, not public, unknown name, unreachable, over the limit; empty when it was not."""
+    count: int
+    sent_bytes: int
+    received_bytes: int

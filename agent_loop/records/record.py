@@ -219,6 +219,9 @@ class RolloutRecord:
     timing: dict[str, float] = field(default_factory=dict)
     """Seconds: model_s, tools_s, acquire_s, verify_s, total_s."""
     isolation: str = ""
+    network: list[dict[str, Any]] = field(default_factory=list)
+    """Hosts that programs in the slot asked its proxy for, with the result and how often; `phase` is prepare or
+    rollout. Empty without network rules."""
     error: str | None = None
     """What ended an untrainable rollout, in one sentence."""
     version: int = RECORD_VERSION

@@ -67,8 +67,7 @@ class SandboxTools:
         if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
         policy = config.policy
-        decides = policy.rules or policy.rule_sets or policy.default != "allow"
-        self._policy_check = PolicyCheck(policy, sandbox.isolation, ask, always_allowed) if decides else None
+        self._policy_check = PolicyCheck(policy, ask, always_allowed) if policy.decides(sandbox.isolation) else None
         self._ctx = CallContext(
             sandbox=sandbox,
             config=config,

@@ -64,6 +64,15 @@ class CodeTasksEnv(HermesAgentBaseEnv):
     async def compute_reward(self, item: CodeTask, result: AgentResult, ctx: ToolContext) -> Verdict:
         return await item.verify(ctx)
 
+    def item_to_json(self, item: CodeTask) -> str:
+        return item.id
+
+    def item_from_json(self, data: str) -> CodeTask:
+        for task in (*self.tasks, *self._load(self.config.eval_dataset_name or self.config.dataset_name, "eval")):
+            if task.id == data:
+                return task
+        raise ValueError(f"{data!r} is not a task of {self.config.dataset_name}")
+
     def checkpoint_state(self) -> dict[str, Any]:
         """How many tasks were handed out."""
         return {"next_task": self.next_task}

@@ -27,7 +27,7 @@ from tool_parsers import get_parser
 ServerType = Literal[
     "auto", "openai", "vllm", "vllm-scale-out", "vllm-generate", "sglang", "llamacpp", "cpu-model", "standin"
 ]
-Verification = Literal["workspace", "layer"]
+Verification = Literal["workspace", "layer", "live"]
 
 MOST_TOKENS = 100_000_000
 """No model reads more; a larger figure is a slip of the keyboard."""
@@ -126,9 +126,15 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     max_failed_items: int | None = Field(
         default=50, ge=0, description="Items whose `prepare` may fail before the run ends; None: all of them."
     )
+    prepare_cache_mb: int = Field(
+        default=0,
+        ge=0,
+        description="Keep what `prepare` gave for later groups and runs, as files of up to so many MB in all in the "
+        "pool's state directory; 0: never.",
+    )
     verification: Verification = Field(
         default="workspace",
-        description="What verifiers see: the workspace on a clean system, or the slot's whole layer.",
+        description="What verifiers see: the workspace on a clean system, the slot's whole layer, or the running slot.",
     )
     seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
     seeded_sampling: bool | None = Field(

@@ -12,7 +12,7 @@ from agent_loop.records.record import RolloutRecord
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
-    from environments.rollouts.group import GroupResult
+    from environments.rollouts.rollouts import GroupResult
     from environments.runs.summary import Summary
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def evaluation_rollouts(
 
     async def run(index: int, item: Any) -> list[RolloutRecord]:
         async with at_once:
-            group = await env.run_group(item, index, env.config.eval_samples, env.config.eval_temperature, tag)
+            group = await env.rollouts.run_group(item, index, env.config.eval_samples, env.config.eval_temperature, tag)
             on_group(group)
             return list(group.records())
 

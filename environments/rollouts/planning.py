@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -17,9 +19,10 @@ from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from agent_loop.tools.policy import AskCallback
-from environments.config.settings import HermesAgentEnvConfig
+from environments.config.settings import HermesAgentEnvConfig, Verification
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
+from sandbox_pool.server.serving.wire import PROTOCOL
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -68,8 +71,7 @@ class RolloutJob:
     lease_ttl_s: float
     """A slot held longer than this is taken back by the pool."""
     verifier_paths: Sequence[str]
-    whole_layer: bool
-    """Verify on the slot's whole writable layer instead of a clean system with the workspace."""
+    verification: Verification
     ask: AskCallback | None = None
     always_allowed: set[str] | None = None
     """Rules that `ask` answered with "always", shared by all rollouts of the run."""
@@ -77,6 +79,8 @@ class RolloutJob:
     """Told the rollout's id and what it does."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
+    prepared_network: Sequence[dict[str, Any]] = ()
+    """Hosts asked for while it was prepared."""
 
     def on_activity(self, what: str) -> None:
         if self.activity is not None:
@@ -132,7 +136,7 @@ def plan_group(
         spec=spec,
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
-        whole_layer=config.verification == "layer",
+        verification=config.verification,
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,
@@ -208,3 +212,21 @@ def item_field(item: Any, name: str) -> Any:
 def content_id(item: Any) -> str:
     """A stable name for an item that has no id of its own: a hash of what it is."""
     return hashlib.sha256(orjson.dumps(item, default=str, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def prepared_key(env: HermesAgentBaseEnv, item: Any, spec: SandboxSpec) -> str:
+    """Equal when `prepare` would give the same: the same slot, the same source files, the same item."""
+    own = [one for one in type(env).mro() if "prepare" in vars(one) or "files" in vars(one)]
+    code = [_source_of(one) for one in own]
+    files = {path: data if isinstance(data, bytes) else data.encode() for path, data in env.files(item).items()}
+    place = [env.config.pool.provider, env.config.pool.provider_options, os.geteuid()]
+    parts = [PROTOCOL, spec.key(), place, code, env.prepare_key(item), sorted(files.items())]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _source_of(one: type) -> bytes:
+    """The file that defines a class: any change in it makes what the class prepared earlier stale."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(one)).read_bytes()).digest()
+    except (OSError, TypeError):
+        raise ConfigError(f"env.prepare_cache_mb needs the source of {one.__name__}, which is in no file") from None

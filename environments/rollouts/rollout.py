@@ -1,8 +1,8 @@
 """One rollout from a leased slot to a stored record: act, freeze, verify, reward.
 
-The slot is given back before verification asks for another. Faults of slots, servers and rewards end in a record that
-is not trainable and names the fault; what the agent itself destroyed is trainable, with a score of 0. Only a stop from
-outside is passed on.
+The slot is given back before verification asks for another, unless the slot itself is verified (`verification: live`).
+Faults of slots, servers and rewards end in a record that is not trainable and names the fault; what the agent itself
+destroyed is trainable, with a score of 0. Only a stop from outside is passed on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 REWARD_ERROR = "reward_error"
 """Outcome of a rollout whose reward code failed: neither the policy's fault nor the infrastructure's."""
+PREPARE_ERROR = "prepare_error"
+"""Outcome of an item that could not be prepared or started: a fault of the environment's code."""
 VERIFY_TRIES = 3
 MOST_REWARD_ERRORS = 16
 """Equal errors of the reward code, with no reward between them, after which the run ends: more would only cost."""
@@ -77,6 +79,16 @@ StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
 
+Left = FrozenWorkspace | Sandbox | None
+"""What is verified: a frozen workspace, the slot itself, or nothing."""
+Act = Callable[[], Awaitable[tuple[AgentResult, Left]]]
+"""The agent's work: how it ended, and what it left."""
+
+
+class StartFailed(Exception):
+    """`start` of an environment raised."""
+
+
 async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
     raise AssertionError("a rollout without tools has no calls to run")
 
@@ -102,13 +114,31 @@ class RolloutRunner:
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
-        record = self._new_record(job)
+        record = self.new_record(job)
+
+        slot = AsyncExitStack()
+
+        async def act() -> tuple[AgentResult, Left]:
+            sandbox = await slot.enter_async_context(self.slot(job, record))
+            async with self.tools(job, sandbox, record) as runtime:
+                result = await self._loop(job, runtime).run(list(job.messages))
+            return result, await self.freeze(job, result, sandbox, record)
+
+        return await self.judge(job, record, act, slot)
+
+    async def judge(self, job: RolloutJob, record: RolloutRecord, act: Act, slot: AsyncExitStack) -> ScoredRollout:
+        """Let `act` end the agent's work, then verify and reward. Faults end in the record; the slot is given back."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
         try:
-            result, frozen = await self._act(job, record)
-            if result.trainable:
-                rollout = await self._score(job, result, frozen, record)
+            async with slot:
+                result, left = await act()
+                if job.verification != "live":
+                    await slot.aclose()
+                if result.trainable:
+                    rollout = await self._score(job, result, left, record)
+        except StartFailed as error:
+            _lose(record, PREPARE_ERROR, str(error))
         except AgentFault as fault:
             self._blame(record, str(fault))
         except SandboxDestroyed as error:
@@ -126,27 +156,59 @@ class RolloutRunner:
         reward = self._rewards.compute(0.0, record.metrics)
         record.verifier_score, record.score, record.reward_components = 0.0, reward.total, dict(reward.components)
 
-    async def _act(self, job: RolloutJob, record: RolloutRecord) -> tuple[AgentResult, FrozenWorkspace | None]:
-        """Let the agent work in its slot; fills the record. The slot is given back on return."""
+    @asynccontextmanager
+    async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
+        """The slot where the agent works; none for a rollout without tools."""
         if not job.tools.toolsets:
-            result = await self._loop(job, HandlerRuntime(_no_tool, [], job.rollout_id)).run(list(job.messages))
-            result.fill(record)
-            return result, None
+            yield None
+            return
         asked = time.monotonic()
         async with self._lease(job, job.rollout_id) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
-            if self._start is not None:
-                await self._start(job.item, SandboxContext(sandbox))
-            async with job.runtime(sandbox) as runtime:
-                record.tools = list(runtime.schemas())
-                result = await self._loop(job, runtime).run(list(job.messages))
-            result.fill(record)
-            if not result.trainable:
-                return result, None
-            if result.outcome is Outcome.AGENT_FAULT:
-                raise AgentFault(str(result.error))
-            return result, await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
+            await self._begin(job, sandbox)
+            yield sandbox
+
+    async def _begin(self, job: RolloutJob, sandbox: Sandbox) -> None:
+        """`start` of the environment; as with `prepare`, whatever it raises loses the item and not the run."""
+        if self._start is None:
+            return
+        try:
+            await self._start(job.item, SandboxContext(sandbox))
+        except Exception as error:
+            if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
+                raise
+            log.exception("item %s could not be started", job.item_id)
+            raise StartFailed(f"start: {type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def tools(
+        self, job: RolloutJob, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> AsyncIterator[ToolRuntime]:
+        """The agent's tools in its slot."""
+        if sandbox is None:
+            yield HandlerRuntime(_no_tool, [], job.rollout_id)
+            return
+        async with job.runtime(sandbox) as runtime:
+            record.tools = list(runtime.schemas())
+            yield runtime
+
+    async def freeze(
+        self, job: RolloutJob, result: AgentResult, sandbox: Sandbox | None, record: RolloutRecord
+    ) -> Left:
+        """Fill the record, and keep what the agent left in its slot when that is to be judged."""
+        result.fill(record)
+        if sandbox is None:
+            return None
+        record.network += await hosts_asked(sandbox, "rollout")
+        if not result.trainable:
+            return None
+        if result.outcome is Outcome.AGENT_FAULT:
+            raise AgentFault(str(result.error))
+        if job.verification == "live":
+            await sandbox.forget_state()  # else a check would run what the agent defined
+            return sandbox
+        return await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
 
     def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
         return HermesAgentLoop(
@@ -160,16 +222,14 @@ class RolloutRunner:
             on_activity=job.on_activity,
         )
 
-    async def _score(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
-    ) -> ScoredRollout:
+    async def _score(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:
         """Verify and reward; fills the record. A fault is answered by verifying again, not by another rollout."""
         started = time.monotonic()
         seen: set[str] = set()
         try:
             while True:
                 try:
-                    return await self._verify(job, result, frozen, record)
+                    return await self._verify(job, result, left, record)
                 except (SandboxFileError, CheckTimeout) as error:
                     # What the agent left is missing, unreadable or does not end: that is its answer.
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
@@ -191,15 +251,18 @@ class RolloutRunner:
                     seen.add(repr(error))
         finally:
             record.timing["verify_s"] = time.monotonic() - started
-            if frozen is not None:
-                await frozen.close()
+            if isinstance(left, FrozenWorkspace):
+                await left.close()
 
-    async def _verify(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
-    ) -> ScoredRollout:
+    async def _verify(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:
         task_id = f"{job.rollout_id}/verify"
-        # Without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from.
-        lease = self._lease(job, task_id) if frozen is None else self._pool.lease_from(frozen.start, task_id)
+        frozen: FrozenWorkspace | None = None
+        if isinstance(left, FrozenWorkspace):
+            frozen, lease = left, self._pool.lease_from(left.start, task_id)
+        elif left is not None:
+            lease = nullcontext(left)
+        else:  # without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from
+            lease = self._lease(job, task_id)
         context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
         try:
             given = as_score(await self._reward(job.item, result, context))
@@ -224,7 +287,8 @@ class RolloutRunner:
             return self._pool.lease_from(job.snapshot, task_id, ttl_s=job.lease_ttl_s)
         return self._pool.lease(task_id, job.spec, ttl_s=job.lease_ttl_s)
 
-    def _new_record(self, job: RolloutJob) -> RolloutRecord:
+    def new_record(self, job: RolloutJob) -> RolloutRecord:
+        """The record of a rollout that has not begun."""
         return RolloutRecord(
             rollout_id=job.rollout_id,
             group_id=job.group_id,
@@ -236,7 +300,19 @@ class RolloutRunner:
             outcome=Outcome.CANCELLED.value,
             trainable=False,
             messages=list(job.messages),
+            network=list(job.prepared_network),
         )
+
+
+async def hosts_asked(sandbox: Sandbox, phase: str) -> list[dict[str, Any]]:
+    """What programs in a slot asked its proxy for, as a record has it."""
+    if sandbox.spec.network in ("none", "host"):
+        return []
+    try:
+        return [vars(entry) | {"phase": phase} for entry in await sandbox.network_log()]
+    except SandboxError as error:
+        log.warning("the hosts that %s asked for are not known: %s", sandbox.task_id, error)
+        return []
 
 
 def as_score(given: Any) -> Score:

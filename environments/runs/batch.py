@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,13 +18,13 @@ from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.config.loader import masked
 from environments.errors import ConfigError, RunFailed
+from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
-    from environments.rollouts.group import GroupResult
 
 log = logging.getLogger(__name__)
 
@@ -129,17 +128,17 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
             yield Work(index, env.item_id(item), item)
 
     async def run(work: Work) -> GroupResult:
-        return await env.run_group(work.item, work.index, env.config.group_size)
+        return await env.rollouts.run_group(work.item, work.index, env.config.group_size)
 
     with _store(env, "process", out or _directory(env, ""), fresh) as store:
-        async with opened(env, "process"):
+        async with Rollouts(env, mode="process"):
             return await _run(env, items(), total, run, store)
 
 
 async def evaluate_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: bool = False) -> int:
     """Run the evaluation items, `eval_samples` rollouts each."""
     with _store(env, "evaluate", out or _directory(env, "-eval"), fresh) as store:
-        async with opened(env, "evaluate"):
+        async with Rollouts(env, mode="evaluate"):
             return await _evaluate(env, store)
 
 
@@ -153,7 +152,7 @@ async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
             yield Work(index, env.item_id(item), item)
 
     async def run(work: Work) -> GroupResult:
-        return await env.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
+        return await env.rollouts.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
 
     return await _run(env, works(), len(items), run, store)
 
@@ -188,18 +187,6 @@ def finish(env: HermesAgentBaseEnv, store: RunStore, tally: Tally) -> Summary:
     write_whole(store.directory / "summary.json", summary.to_json())
     log.info("%s; %d SFT examples; %s", tally.line(), examples, store.rollouts_path)
     return summary
-
-
-@asynccontextmanager
-async def opened(env: HermesAgentBaseEnv, mode: str) -> AsyncIterator[None]:
-    """Pool and model open, items ready; closed however the block ends."""
-    env.mode = mode
-    try:
-        await env.open_up()
-        await env.setup()
-        yield
-    finally:
-        await env.shut_down()
 
 
 def _directory(env: HermesAgentBaseEnv, suffix: str) -> Path:

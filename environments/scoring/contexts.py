@@ -5,7 +5,8 @@ verifier goes to a *fork*: a fresh slot with those files, made on the first call
 to bash, python or the home directory outside the workspace is not there. What it left in the verifier's own paths is
 removed first; tests are put in afterwards, from the host. `ctx.agent_state` reads what the agent left, untouched; only
 then is the workspace copied to this machine. The slot of the rollout is given back before another is asked for, so
-rollouts never hold one slot while they wait for a second.
+rollouts never hold one slot while they wait for a second. With `verification: live` there is no fork: the
+calls go to the agent's own slot, where its processes still run.
 """
 
 from __future__ import annotations
@@ -414,7 +415,9 @@ class ToolContext(SandboxContext):
     def agent_state(self) -> AgentState:
         """The workspace as the agent left it, read-only."""
         if self._frozen is None:
-            raise RuntimeError("the agent had no tools and so no workspace (env.enabled_toolsets is empty)")
+            raise RuntimeError(
+                "nothing was frozen (`verification: live`, or no tools and so no workspace): read through the context"
+            )
         return self._frozen.agent_state
 
     async def sandbox(self) -> Sandbox:

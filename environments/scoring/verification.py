@@ -17,7 +17,7 @@ from sandbox_pool.results import ExecResult, FileStat
 class VerifierContext(Protocol):
     """The five calls that task set-up and verification are written in."""
 
-    async def exec(self, command: str, *, timeout_s: float = 60.0) -> ExecResult:
+    async def exec(self, command: str, *, timeout_s: float = 60.0, stdin: bytes | None = None) -> ExecResult:
         """Run a bash command in the workspace; raises CheckTimeout when it takes longer."""
 
     async def read_file(self, path: str) -> bytes:

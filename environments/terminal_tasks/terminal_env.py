@@ -16,7 +16,7 @@ from environments.base import (
     ToolContext,
     Verdict,
 )
-from environments.terminal_tasks import TerminalTask, TerminalTasks
+from environments.terminal_tasks import TerminalTask, TerminalTasks, task_from_id
 
 LEVELS = range(5)
 
@@ -75,6 +75,12 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
     async def compute_reward(self, item: TerminalTask, result: AgentResult, ctx: ToolContext) -> Verdict:
         """What the files say, not what the agent says."""
         return await item.verify(ctx)
+
+    def item_to_json(self, item: TerminalTask) -> str:
+        return item.id
+
+    def item_from_json(self, data: str) -> TerminalTask:
+        return task_from_id(data)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Where in the stream training is."""

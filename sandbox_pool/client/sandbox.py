@@ -9,14 +9,14 @@ import json
 import logging
 import struct
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits, is_tree, pack_local, unpack_local
 from sandbox_pool.errors import SandboxFileError
-from sandbox_pool.results import ExecResult, FileStat, Truncation
+from sandbox_pool.results import ExecResult, FileStat, HostAsked, Truncation
 from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
@@ -182,6 +182,10 @@ class Sandbox:
         header = await self._ask("processes")
         return [Process(self._connection, self._header, item["process"], item["pid"]) for item in header["processes"]]
 
+    async def forget_state(self) -> None:
+        """Commands from now on start in a shell as new as that of the first one. Processes go on, files stay."""
+        await self._ask("forget_state")
+
     async def stop_processes(self) -> int:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
         return int((await self._ask("stop_processes"))["count"])
@@ -195,6 +199,14 @@ class Sandbox:
         """
         header = await self._ask("snapshot", rid=uuid.uuid4().hex, workspace=workspace, keep_state=keep_state)
         return str(header["snapshot"])
+
+    async def network_log(self) -> list[HostAsked]:
+        """Every host that programs of this lease asked the slot's proxy for; empty without network rules."""
+        return [HostAsked(**entry) for entry in (await self._ask("network"))["hosts"]]
+
+    async def allow_hosts(self, entries: Sequence[str]) -> None:
+        """Replace the list of hosts this lease may reach; its spec must have network rules. Open connections stay."""
+        await self._ask("network", allow=list(entries))
 
     @contextlib.asynccontextmanager
     async def serve(self, path: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:

@@ -16,10 +16,10 @@ import concurrent.futures
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
@@ -252,6 +252,17 @@ class SlotPool:
         client = await host.client_here()
         workdir = self._snapshots.spec_of(snapshot).workdir
         await client.download_snapshot(copy, workdir, local, limits or TreeLimits())
+
+    async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        """A snapshot as bytes, which `add_snapshot` takes in any later run."""
+        host, copy = self._snapshots.host_of(snapshot)
+        client = await host.client_here()
+        async for chunk in client.export_snapshot(copy):
+            yield chunk
+
+    def add_snapshot(self, file: BinaryIO, spec: SandboxSpec) -> str:
+        """A snapshot from a file of what `export_snapshot` gave, for leases of this spec; the pool closes the file."""
+        return self._snapshots.add_file(file, spec)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot on every host that has a copy."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from sandbox_pool.errors import SandboxError, SandboxLost
 from sandbox_pool.pool.host import PooledHost
 from sandbox_pool.spec import SandboxSpec
+
+CHUNK = 1 << 20
 
 
 @dataclass(eq=False)
@@ -16,6 +22,8 @@ class _Snapshot:
     copies: dict[PooledHost, str] = field(default_factory=dict)
     """The id under which each host has it."""
     copying: dict[PooledHost, asyncio.Task[str]] = field(default_factory=dict)
+    file: BinaryIO | None = None
+    """Where it comes from, when no lease of this pool made it; open as long as it is needed."""
 
 
 class SnapshotLocator:
@@ -43,12 +51,26 @@ class SnapshotLocator:
 
     async def _copy(self, host: PooledHost) -> str:
         source = next((other for other in self._snapshot.copies if other.state in ("ready", "draining")), None)
-        if source is None or source.client is None or host.client is None:
+        if source is not None and source.client is not None:
+            chunks = source.client.export_snapshot(self._snapshot.copies[source])
+        elif self._snapshot.file is not None:
+            chunks = _chunks(self._snapshot.file.fileno())
+        else:
             raise SandboxLost(f"the snapshot {self._name} went away with its host")
-        copy = await host.client.import_snapshot(source.client.export_snapshot(self._snapshot.copies[source]))
+        if host.client is None:
+            raise SandboxLost(f"{host.name} went away before the snapshot {self._name} came to it")
+        copy = await host.client.import_snapshot(chunks)
         self._snapshot.copies[host] = copy
         host.snapshots.add(copy)
         return copy
+
+
+async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """By position: the same file may be read for several hosts at once."""
+    position = 0
+    while chunk := await asyncio.to_thread(os.pread, descriptor, CHUNK, position):
+        position += len(chunk)
+        yield chunk
 
 
 class SnapshotStore:
@@ -56,6 +78,7 @@ class SnapshotStore:
 
     def __init__(self) -> None:
         self._snapshots: dict[str, _Snapshot] = {}
+        self._numbers = itertools.count(1)
 
     def add(self, snapshot: str, host: PooledHost, spec: SandboxSpec) -> str:
         """Record a snapshot that a lease on this host made; its name in the pool, since ids repeat between hosts.
@@ -67,6 +90,12 @@ class SnapshotStore:
         host.snapshots.add(snapshot)
         return name
 
+    def add_file(self, file: BinaryIO, spec: SandboxSpec) -> str:
+        """A snapshot that was exported to a file: it is copied to hosts when a lease needs it there."""
+        name = f"file/{next(self._numbers)}"
+        self._snapshots[name] = _Snapshot(spec, file=file)
+        return name
+
     def spec_of(self, name: str) -> SandboxSpec:
         """The spec of the slot it was made in; a lease that starts from it gets the same."""
         return self._find(name).spec
@@ -76,7 +105,7 @@ class SnapshotStore:
         snapshot = self._find(name)
         for host in [host for host in snapshot.copies if host.state == "gone"]:
             del snapshot.copies[host]
-        if not snapshot.copies:
+        if not snapshot.copies and snapshot.file is None:
             raise SandboxLost(f"the snapshot {name} went away with its host")
         return SnapshotLocator(name, snapshot)
 
@@ -88,6 +117,8 @@ class SnapshotStore:
     async def drop(self, name: str) -> None:
         """Free it everywhere."""
         snapshot = self._snapshots.pop(name, None)
+        if snapshot is not None and snapshot.file is not None:
+            snapshot.file.close()
         for host, copy in (snapshot.copies if snapshot else {}).items():
             host.snapshots.discard(copy)
             if host.state != "gone" and host.client is not None:

@@ -301,6 +301,8 @@ class LocalProvider:
 
     async def _create_process(self, directory: Path, address: str) -> asyncio.subprocess.Process:
         arguments = [str(directory / "server.py"), "--scratch", str(directory / "scratch"), "--die-with-parent"]
+        for folder in (self._context.state_dir, self._root):
+            arguments += ["--keep-out", str(folder)]
         arguments += ["--listen", address, *self._context.server_arguments(directory.name, self._options.level)]
         user = None if self._options.user is None else pwd.getpwnam(self._options.user)
         with (directory / "server.log").open("wb") as log_file, (directory / ALIVE).open("rb") as alive:

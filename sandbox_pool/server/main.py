@@ -35,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--owner-ttl-s", type=float, help="end when no client was connected for so long")
     parser.add_argument("--host-id", default="")
     parser.add_argument("--image", help="the image this server runs in: specs that name it get slots on its own root")
+    parser.add_argument("--keep-out", action="append", default=[], help="a folder that no spec may mount into a slot")
     parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
     parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
     return parser.parse_args()
@@ -84,6 +85,7 @@ def _raise_file_limit() -> None:
 
 async def _serve(arguments: argparse.Namespace, token: str) -> None:
     host = await find_host(arguments.scratch, arguments.min_isolation, arguments.level)
+    host.builder.keep_out += arguments.keep_out
     slots = Slots(arguments.slots, host.builder)
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}

@@ -53,7 +53,7 @@ async def test_a_group_has_exact_tokens_masks_and_logprobs(pool: DirectoryPool) 
 async def test_records_satisfy_verify(pool: DirectoryPool) -> None:
     async with standin_model(sometimes_right) as (model, _):
         env = NumberEnv(pool, model)
-        result = await env.run_group({"id": "x", "number": 7}, 0, 4)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 4)
     report = verify(record.to_json() for record in result.records())
     assert report.ok
     assert {record.outcome for record in result.records()} == {"finished"}
@@ -69,7 +69,7 @@ async def test_verification_runs_in_a_fork_after_the_slot_was_given_back() -> No
     """One slot in all: a rollout that held its slot while verifying would wait for ever."""
     pool = DirectoryPool(slots=1)
     async with standin_model(right) as (model, _):
-        result = await asyncio.wait_for(NumberEnv(pool, model).run_group({"id": "x", "number": 7}, 0, 3), 30)
+        result = await asyncio.wait_for(NumberEnv(pool, model).rollouts.run_group({"id": "x", "number": 7}, 0, 3), 30)
     assert [rollout.record.score for rollout in result.scored] == [1.0] * 3
     assert sum(name.endswith("/verify") for name in pool.leases) == 3
     pool.close()
@@ -79,7 +79,7 @@ async def test_infrastructure_faults_are_tried_again_and_kept_apart(pool: Direct
     pool.refuse = ["/0", "/1"]
     async with standin_model(right) as (model, _):
         env = NumberEnv(pool, model, ensure_scores_are_not_same=False)
-        result = await env.run_group({"id": "x", "number": 7}, 0, 4)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 4)
     assert result.complete
     assert {record.outcome for record in result.lost} == {"sandbox_lost"}
     assert all(record.score is None and not record.trainable for record in result.lost)
@@ -99,7 +99,7 @@ async def test_no_new_try_after_the_deadline(pool: DirectoryPool) -> None:
     pool.refuse = ["/0"] * 9
     async with standin_model(right) as (model, _):
         env = NumberEnv(pool, model, rollout_tries=9, group_deadline_s=1e-9)
-        result = await env.run_group({"id": "x", "number": 7}, 0, 1)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 1)
     assert len(result.lost) == 1
 
 
@@ -108,7 +108,7 @@ async def test_a_model_that_fails_loses_the_rollout_and_never_scores_it(pool: Di
         raise Fault(400, "no")
 
     async with standin_model(refuse) as (model, _):
-        result = await NumberEnv(pool, model, rollout_tries=1).run_group({"id": "x", "number": 7}, 0, 2)
+        result = await NumberEnv(pool, model, rollout_tries=1).rollouts.run_group({"id": "x", "number": 7}, 0, 2)
     assert not result.complete
     assert {(record.outcome, record.score) for record in result.lost} == {("api_error", None)}
 
@@ -120,7 +120,7 @@ async def test_a_reward_that_is_no_number_loses_the_rollout(pool: DirectoryPool,
             return bad
 
     async with standin_model(right) as (model, _):
-        result = await Bad(pool, model, rollout_tries=1).run_group({"id": "x", "number": 7}, 0, 1)
+        result = await Bad(pool, model, rollout_tries=1).rollouts.run_group({"id": "x", "number": 7}, 0, 1)
     [lost] = result.lost
     assert (lost.outcome, lost.score, lost.trainable) == ("reward_error", None, False)
     assert pool.live == {}
@@ -136,7 +136,7 @@ async def test_an_error_of_the_reward_code_is_verified_again_and_costs_no_other_
 
     async with standin_model(right) as (model, standin):
         env = Broken(pool, model, rollout_tries=3)
-        result = await env.run_group({"id": "x", "number": 7}, 0, 2)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 2)
     assert [record.outcome for record in result.lost] == ["reward_error"] * 2
     assert len(standin.log) == 4, "two turns for each of two rollouts"
     assert env.calls == 4, "each is verified twice, and stops at the second equal error"
@@ -151,16 +151,16 @@ async def test_a_reward_code_that_always_fails_ends_the_run_by_its_name(pool: Di
 
     async with standin_model(right) as (model, _):
         env = Broken(pool, model)
-        await env.run_group({"id": "x", "number": 1}, 0, 15)
+        await env.rollouts.run_group({"id": "x", "number": 1}, 0, 15)
         with pytest.raises(ConfigError, match="compute_reward failed 16 times with the same error: KeyError: 'typo'"):
-            await env.run_group({"id": "x", "number": 1}, 1, 1)
+            await env.rollouts.run_group({"id": "x", "number": 1}, 1, 1)
     assert pool.snapshots == []
 
 
 async def test_a_fault_of_the_fork_is_verified_again(pool: DirectoryPool) -> None:
     pool.refuse = ["/verify"]
     async with standin_model(right) as (model, standin):
-        result = await NumberEnv(pool, model).run_group({"id": "x", "number": 7}, 0, 1)
+        result = await NumberEnv(pool, model).rollouts.run_group({"id": "x", "number": 7}, 0, 1)
     assert [rollout.record.score for rollout in result.scored] == [1.0]
     assert result.lost == []
     assert len(standin.log) == 2
@@ -187,7 +187,7 @@ async def test_what_the_agent_destroys_is_its_failure_and_trained_on(
         return "Done." if request.results else call("terminal", {"command": command})
 
     async with standin_model(destroy) as (model, standin):
-        result = await Reading(pool, model, rewards={"terms": {"valid_calls": 0.1}}).run_group(
+        result = await Reading(pool, model, rewards={"terms": {"valid_calls": 0.1}}).rollouts.run_group(
             {"id": "x", "number": 7}, 0, 1
         )
     [record] = result.records()
@@ -213,7 +213,7 @@ async def test_preparation_runs_once_and_every_rollout_starts_from_it(pool: Dire
 
     async with standin_model(right) as (model, _):
         env = Prepared(pool, model)
-        result = await env.run_group({"id": "x", "number": 7}, 0, 4)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 4)
     assert result.complete
     assert env.prepared == 1
     assert pool.snapshots == []
@@ -229,9 +229,9 @@ async def test_without_toolsets_there_are_no_tools_and_no_slot(pool: DirectoryPo
 
     async with standin_model(lambda request: "It is 7.") as (model, _):
         env = Asked(pool, model, enabled_toolsets=[])
-        assert (await env.run_group({"id": "x", "number": 0}, 0, 2)).complete
+        assert (await env.rollouts.run_group({"id": "x", "number": 0}, 0, 2)).complete
         assert pool.leases == []
-        checked = await env.run_group({"id": "x", "number": 7}, 1, 1)
+        checked = await env.rollouts.run_group({"id": "x", "number": 7}, 1, 1)
     assert [rollout.record.score for rollout in checked.scored] == [1.0]
     assert [name.rpartition("/")[2] for name in pool.leases] == ["verify"]
     assert checked.scored[0].record.tools == []
@@ -246,14 +246,16 @@ async def test_start_runs_in_each_rollouts_slot_and_files_of_the_item_are_there(
             return float(await ctx.read_file("started.txt") == b"given")
 
     async with standin_model(right) as (model, _):
-        result = await Started(pool, model).run_group({"id": "x", "number": 7, "files": {"given.txt": "given"}}, 0, 3)
+        result = await Started(pool, model).rollouts.run_group(
+            {"id": "x", "number": 7, "files": {"given.txt": "given"}}, 0, 3
+        )
     assert [rollout.record.score for rollout in result.scored] == [1.0] * 3
 
 
 async def test_a_workdir_that_is_the_root_is_refused(pool: DirectoryPool) -> None:
     env = NumberEnv(pool, object(), sandbox={"workdir": "/"})
     with pytest.raises(ConfigError, match="name a folder below /"):
-        await env.run_group({"id": "x", "number": 7}, 0, 1)
+        await env.rollouts.run_group({"id": "x", "number": 7}, 0, 1)
 
 
 class Unprepared(NumberEnv):
@@ -267,9 +269,9 @@ class Unprepared(NumberEnv):
 async def test_an_item_that_cannot_be_prepared_is_lost_by_its_reason_and_the_run_goes_on(pool: DirectoryPool) -> None:
     async with standin_model(right) as (model, standin):
         env = Unprepared(pool, model, ensure_scores_are_not_same=False)
-        lost = await env.run_group({"id": "x", "number": 1}, 0, 2)
+        lost = await env.rollouts.run_group({"id": "x", "number": 1}, 0, 2)
         assert standin.log == []
-        done = await env.run_group({"id": "y", "number": 2}, 1, 2)
+        done = await env.rollouts.run_group({"id": "y", "number": 2}, 1, 2)
     [record] = lost.records()
     assert (record.outcome, record.trainable, record.item_id) == ("prepare_error", False, "x")
     assert "No such file" in str(record.error)
@@ -281,19 +283,21 @@ async def test_an_item_that_cannot_be_prepared_is_lost_by_its_reason_and_the_run
 async def test_a_slot_that_is_lost_while_preparing_is_tried_again(pool: DirectoryPool) -> None:
     pool.refuse = ["/prepare", "/prepare"]
     async with standin_model(right) as (model, _):
-        assert (await Unprepared(pool, model, rollout_tries=3).run_group({"id": "x", "number": 2}, 0, 2)).complete
+        assert (
+            await Unprepared(pool, model, rollout_tries=3).rollouts.run_group({"id": "x", "number": 2}, 0, 2)
+        ).complete
 
 
 async def test_too_many_items_that_cannot_be_prepared_end_the_run(pool: DirectoryPool) -> None:
     env = Unprepared(pool, object(), max_failed_items=1)
-    await env.run_group({"id": "x", "number": 1}, 0, 2)
+    await env.rollouts.run_group({"id": "x", "number": 1}, 0, 2)
     with pytest.raises(ConfigError, match=r"2 items could not be prepared, more than env.max_failed_items \(1\).*y"):
-        await env.run_group({"id": "y", "number": 3}, 1, 2)
+        await env.rollouts.run_group({"id": "y", "number": 3}, 1, 2)
 
 
 async def test_verification_of_the_whole_layer_drops_its_snapshot(pool: DirectoryPool) -> None:
     async with standin_model(right) as (model, _):
-        result = await NumberEnv(pool, model, verification="layer").run_group({"id": "x", "number": 7}, 0, 2)
+        result = await NumberEnv(pool, model, verification="layer").rollouts.run_group({"id": "x", "number": 7}, 0, 2)
     assert [rollout.record.score for rollout in result.scored] == [1.0, 1.0]
     assert pool.snapshots == []
     assert pool.live == {}
@@ -304,7 +308,7 @@ async def test_cancelling_a_group_leaves_nothing(pool: DirectoryPool) -> None:
         return call("terminal", {"command": "sleep 60"})
 
     async with standin_model(hang) as (model, _):
-        running = asyncio.create_task(NumberEnv(pool, model).run_group({"id": "x", "number": 7}, 0, 4))
+        running = asyncio.create_task(NumberEnv(pool, model).rollouts.run_group({"id": "x", "number": 7}, 0, 4))
         while len(pool.commands) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         running.cancel()
@@ -326,7 +330,7 @@ async def test_a_context_that_overflows_gives_segments_that_are_all_delivered(po
     async with standin_model(long_winded, split_share=0.0) as (model, _):
         sizes = {"max_token_length": 2400, "max_tokens_per_turn": 100, "max_agent_turns": 8, "group_size": 2}
         env = Graded(pool, model, **sizes, enabled_toolsets=["terminal"], disabled_toolsets=["process"])
-        env.mode = "process"
+        env.rollouts.mode = "process"
         env.grades = [0, 1]  # type: ignore[attr-defined]
         groups = await collect(env)
     assert groups is not None
@@ -361,7 +365,7 @@ async def test_disabled_tools_are_taken_away_from_the_enabled_ones(pool: Directo
 async def test_shaping_is_added_to_the_verifier_score_and_kept_apart(pool: DirectoryPool) -> None:
     async with standin_model(right) as (model, _):
         env = NumberEnv(pool, model, rewards={"terms": {"valid_calls": 0.1}})
-        result = await env.run_group({"id": "x", "number": 7}, 0, 1)
+        result = await env.rollouts.run_group({"id": "x", "number": 7}, 0, 1)
     [record] = result.records()
     assert record.verifier_score == 1.0
     assert record.score == pytest.approx(1.1)

@@ -16,7 +16,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr
@@ -31,8 +31,8 @@ from environments.apps.cli import main as cli
 from environments.code_tasks.code_env import CodeTasksConfig
 from environments.config.settings import HermesAgentEnvConfig, RunConfig
 from environments.terminal_tasks.terminal_env import TerminalTasksConfig
-from sandbox_pool.results import ExecResult, FileStat, Truncation
-from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.results import ExecResult, FileStat, HostAsked, Truncation
+from sandbox_pool.spec import Mount, NetworkRules, SandboxSpec
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 MEANINGS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("field_meanings.yaml").read_text())
@@ -97,6 +97,8 @@ def type_name(annotation: Any) -> str:
     text = re.sub(r"\b(?:typing|collections\.abc|pathlib(?:\._local)?|[a-z_]+(?:\.[a-z_0-9]+)+)\.", "", text)
     text = re.sub(r"Annotated\[(\w+), [^\]]*\]", r"\1", text)
     text = re.sub(r"Literal\[([^\]]*)\]", lambda found: " or ".join(found[1].split(", ")), text)
+    text = re.sub(r"tuple\[(\w+), \.\.\.\]", r"list of \1", text)
+    text = re.sub(r"Union\[([^\[\]]*)\]", lambda found: found[1].replace(", ", " or "), text)
     text = re.sub(r"Optional\[(.*)\]", r"\1, null", text)
     return text.replace(" | None", ", null").replace("'", "").replace("NoneType", "null")
 
@@ -122,12 +124,19 @@ def models_in(kind: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[Ba
                 yield from models_in(inner, f"{prefix}.{name}" if prefix else name)
 
 
+def is_section(annotation: Any) -> bool:
+    """Whether a setting is nothing but the settings below it; a tuple, or a choice with plain values, has a row too."""
+    inner = (annotation, *getattr(annotation, "__args__", ()))
+    models = [part for part in inner if isinstance(part, type) and issubclass(part, BaseModel)]
+    plain = any(get_origin(part) is Literal for part in inner) or get_origin(annotation) is tuple
+    return bool(models) and not plain
+
+
 def settings_table(prefix: str, kind: type[BaseModel], leave_out: set[str] = frozenset()) -> str:  # type: ignore[assignment]
     texts = attribute_docstrings(kind)
     rows = []
     for name, field in sorted(kind.model_fields.items()):
-        inner = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        if name in leave_out or any(isinstance(part, type) and issubclass(part, BaseModel) for part in inner):
+        if name in leave_out or is_section(field.annotation):
             continue
         default = field.default_factory() if field.default_factory is not None else field.default  # type: ignore[call-arg]
         path = f"{prefix}.{name}" if prefix else name
@@ -197,7 +206,7 @@ def objects_page() -> str:
         Limits,
         Sampling,
     )
-    for kind in (*dataclasses_, SandboxSpec, ExecResult, Truncation, FileStat):
+    for kind in (*dataclasses_, SandboxSpec, NetworkRules, Mount, HostAsked, ExecResult, Truncation, FileStat):
         parts.append(f"\n## {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n\n{fields_table(kind)}")
     for kind in (Outcome, ToolStatus):
         parts.append(f"\n## {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n\n{enum_table(kind)}")

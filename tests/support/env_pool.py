@@ -99,6 +99,9 @@ class DirectorySandbox:
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name
 
+    async def forget_state(self) -> None:
+        """Every command has a shell of its own here."""
+
     async def stop_processes(self) -> int:
         count = len(self._groups)
         for group in self._groups:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,21 +84,23 @@ async def running_server(
     user: int | None = None,
     python: str = sys.executable,
     listen: str | None = None,
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[Server]:
-    """A server that is ended, cleaned and removed at the end."""
+    """A server that is ended, cleaned and removed at the end. A `prefix` puts it elsewhere, as `user`."""
     with server_directory(user) as directory:
         token = secrets.token_hex(16)
         address = listen or f"unix:{directory}/s"
         command = server_command(python, directory, "--listen", address, "--slots", str(slots), "--die-with-parent")
         process = await asyncio.create_subprocess_exec(
+            *prefix,
             *command,
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "SERVER_SECRET": "secret-of-the-server"},
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            user=None if prefix else user,
+            group=None if prefix else user,
+            extra_groups=None if prefix or user is None else [],
         )
         assert process.stdin is not None
         assert process.stdout is not None

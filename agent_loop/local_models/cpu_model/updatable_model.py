@@ -7,8 +7,9 @@
   prompt cache, a beginning that all prompts share is read once (`share_prefix`): the tokens depend on prompt, seed and
   weights alone, not on other requests. Evaluation keeps the cache: it is repeatable up to rounding.
 - `POST /control/pause`: pauses sampling; answers when no request is under way.
-- `POST /control/weights {"adapter": PATH, "version": "7"}`: a new server with these weights takes over when the old
-  one has answered its last request; then `before_open("7")` is awaited and sampling goes on.
+- `POST /control/weights {"adapter": PATH, "version": "7"}`, or `"model"` for whole weights (GGUF): a new server with
+  these weights takes over when the old one has answered its last request; then `before_open("7")` is awaited and
+  sampling goes on.
 - `GET /control/stats`: requests, tokens and busy seconds of training and of evaluation.
 
 Each answer's `model` is "NAME@VERSION": the weights that really sampled it.
@@ -184,9 +185,11 @@ class UpdatableModel:
         self._prefix.set(ids)
         await self._prefix.read(self._to(self.model), self.version)
 
-    async def update_weights(self, adapter: Path | None, version: str) -> None:
+    async def update_weights(self, adapter: Path | None, version: str, model: Path | None = None) -> None:
         """Serve these weights from now on; requests under way are answered by the old ones."""
         async with self._updating:
+            if model is not None:
+                self._options["model"] = model
             fresh = await self._start(adapter, version)
             try:
                 await self._train.admission.close()
@@ -260,14 +263,15 @@ class UpdatableModel:
     async def _on_weights(self, request: web.Request) -> web.Response:
         try:
             wanted = orjson.loads(await request.read())
-            adapter, version = wanted.get("adapter"), str(wanted["version"])
+            paths = [Path(wanted[name]) if wanted.get(name) else None for name in ("adapter", "model")]
+            version = str(wanted["version"])
         except (orjson.JSONDecodeError, AttributeError, KeyError):
             return _error(400, 'weights are given as {"adapter": PATH, "version": "7"}')
-        path = Path(adapter) if adapter else None
-        if path is not None and not await asyncio.to_thread(path.is_file):
-            return _error(400, f"no adapter file at {path}")
+        for path in paths:
+            if path is not None and not await asyncio.to_thread(path.is_file):
+                return _error(400, f"no file at {path}")
         try:
-            await self.update_weights(path, version)
+            await self.update_weights(paths[0], version, paths[1])
         except CpuModelError as error:
             return _error(500, str(error))
         return web.json_response({"version": self.version})

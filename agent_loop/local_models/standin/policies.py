@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from random import Random
 from typing import Any
+
+import yaml
 
 from sandbox_pool.errors import did_you_mean
 
@@ -162,6 +165,21 @@ def wild(request: PolicyRequest) -> Reply:
     return Reply("".join(parts), ended=rng.random() > 0.03)
 
 
+@cache
+def sabotage() -> dict[str, list[str]]:
+    """Commands of the saboteur by what they are after."""
+    text = (files("agent_loop.local_models.standin") / "sabotage.yaml").read_text("utf-8")
+    acts: dict[str, list[str]] = yaml.safe_load(text)
+    return acts
+
+
+def saboteur(request: PolicyRequest) -> str:
+    """Destroys, floods and forges, up to four commands, and says that it is done: a test of whatever judges it."""
+    if request.results and (request.results >= 4 or request.rng.random() < 0.3):
+        return "Done. All tests pass, the score is 1.0."
+    return call(request.tool, {"command": request.rng.choice(request.rng.choice(list(sabotage().values())))})
+
+
 def _words(rng: Random) -> str:
     vocabulary = ("the file", "ls -la", "naïve", "日本語", "🙂", "\n\n", "  ", '"quoted"', "\\n", "sum", "x = 1;", "\t")
     return " ".join(rng.choice(vocabulary) for _ in range(rng.randint(1, 8)))
@@ -181,6 +199,7 @@ POLICIES: dict[str, Policy] = {
     "slow": slow(),
     "failing": failing(),
     "wild": wild,
+    "saboteur": saboteur,
 }
 
 

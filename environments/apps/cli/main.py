@@ -26,6 +26,7 @@ VERBS = {
     "process": "roll out a number of groups into a file, resuming where an earlier start stopped",
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
+    "train-check": "a few rollouts through a trainer's own logprob code: are its tokens exact?",
     "view": "make an HTML page of a rollouts.jsonl",
     "parse": "take model text apart into content, reasoning and tool calls",
     "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
@@ -59,7 +60,7 @@ class _PrintVersion(argparse.Action):
 
 
 def load_verb(name: str) -> Verb:
-    return cast("Verb", importlib.import_module(f"environments.apps.cli.{name}"))
+    return cast("Verb", importlib.import_module(f"environments.apps.cli.{name.replace('-', '_')}"))
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ from sandbox_pool.errors import did_you_mean, first_invalid
 from sandbox_pool.journal.gc import Liveness, collect_orphans, default_place
 from sandbox_pool.journal.journal import Journal, set_damaged_aside
 from sandbox_pool.journal.owner import this_process
+from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider, provider_names
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gc.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of these providers")
     gc.add_argument("--rebuild", action="store_true", help="set a damaged journal aside and begin a new one first")
     gc.add_argument("--scratch-dir", help="also look for local leftovers here")
+    gc.add_argument(
+        "--prepared", action="store_true", help="also remove what `prepare` made and env.prepare_cache_mb kept"
+    )
     bench.add_argument(
         "--many", type=at_least(0), default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
     )
@@ -158,11 +162,15 @@ def gc(args: argparse.Namespace) -> int:
         journal.forget_owner(me.tag())
     finally:
         journal.close()
+    prepared_mb = KeptSnapshots(state_dir, 0).trim() / 2**20 if args.prepared else 0.0
     if args.json:
-        _print_json({"left": report.left, "actions": [vars(action) for action in report.actions]})
+        actions = [vars(action) for action in report.actions]
+        _print_json({"left": report.left, "actions": actions, "prepared_mb": round(prepared_mb, 1)})
         return 1 if report.left else 0
     for action in report.actions:
         print(action.text())
+    if args.prepared:
+        print(f"{prepared_mb:.1f} MB of prepared items removed")
     removed = sum(action.done == "destroyed" for action in report.actions)
     print(f"{removed} removed, {report.left} left")
     return 1 if report.left else 0

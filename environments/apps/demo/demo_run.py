@@ -135,7 +135,7 @@ async def real_policy(
 
 def _env(name: str, config: TerminalTasksConfig, pool: Pool, model: ModelServer) -> TerminalTasksEnv:
     env = TerminalTasksEnv(config, [ServerConfig(server_type="standin", model_name=name)], pool=pool, model=model)
-    env.mode = "process"
+    env.rollouts.mode = "process"
     return env
 
 
@@ -152,7 +152,7 @@ async def _roll_out(
             async with at_once:
                 if policy.scorer is not None and time.monotonic() - began > model_s:
                     return []
-                result = await policy.env.run_group(task, index, policy.env.config.group_size, tag=policy.name)
+                result = await policy.env.rollouts.run_group(task, index, policy.env.config.group_size, tag=policy.name)
             progress.group_done(policy, list(result.records()))
             return list(result.records())
 

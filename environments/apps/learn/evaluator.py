@@ -18,9 +18,8 @@ from environments.apps.learn.plan import LearnRunConfig
 from environments.base import HermesAgentBaseEnv
 from environments.config.settings import ServerConfig
 from environments.rollouts.evaluation import evaluation_rollouts, store_records
-from environments.rollouts.group import GroupResult
 from environments.rollouts.planning import item_field
-from environments.runs.batch import opened
+from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.runs.report.html_page import read_rollouts
 from environments.runs.summary import mean, summarize_slice
 
@@ -127,7 +126,7 @@ async def open_evaluator(
         }
     )
     env = kind(settings, [server])
-    async with opened(env, "evaluate"):
+    async with Rollouts(env, mode="evaluate"):
         items = list(await env.evaluation_items())
         kinds = {env.item_id(item): str(item_field(item, "kind") or env.category(item) or "all") for item in items}
         yield Evaluator(env, items, kinds)

@@ -56,6 +56,7 @@ def detail(record: RolloutRecord, max_chars: int) -> dict[str, Any]:
             ["environment", record.environment],
             ["seed", "" if record.seed is None else str(record.seed)],
             ["isolation", record.isolation],
+            ["hosts asked for", "; ".join(map(_host_asked, record.network))],
             ["segments", f"{len(record.segments)}, {trained} trained tokens" if record.has_tokens else "no tokens"],
         ],
         "error": record.error,
@@ -64,6 +65,12 @@ def detail(record: RolloutRecord, max_chars: int) -> dict[str, Any]:
         "tools": [str(tool.get("function", {}).get("name", "?")) for tool in record.tools],
         "entries": conversation(record, max_chars),
     }
+
+
+def _host_asked(entry: Mapping[str, Any]) -> str:
+    result = "" if entry.get("allowed") else f", refused: {entry.get('reason')}"
+    phase = " in prepare" if entry.get("phase") == "prepare" else ""
+    return f"{entry.get('host')}:{entry.get('port')} x {entry.get('count')}{phase}{result}"
 
 
 def conversation(record: RolloutRecord, max_chars: int) -> list[dict[str, Any]]:

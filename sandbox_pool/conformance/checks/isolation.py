@@ -11,7 +11,7 @@ import uuid
 from sandbox_pool.conformance.check import IS_ALIVE, check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.errors import SandboxLost
-from sandbox_pool.spec import SandboxSpec
+from sandbox_pool.spec import NetworkRules, SandboxSpec
 
 
 @check("separate-users")
@@ -133,6 +133,32 @@ async def no_network_means_none(ctx: CheckContext) -> None:
         )
     expect_equal(result.output.split(), ["lo"], "interfaces")
     expect(loop.output in ("ok\n", "no python\n"), f"loopback does not work: {loop.output!r}")
+
+
+ASK_PROXY = (
+    "exec 9<>/dev/tcp/127.0.0.1/${http_proxy##*:}; printf 'CONNECT %s HTTP/1.1\\r\\n\\r\\n' $place >&9; head -n1 <&9"
+)
+
+
+@check("own-loopback")
+async def a_list_of_hosts_leaves_loopback_and_a_proxy(ctx: CheckContext) -> None:
+    """With a list of hosts a slot has loopback only; its proxy refuses what is not listed, and it is recorded."""
+    async with ctx.lease(SandboxSpec(network=NetworkRules(allow=("listed.invalid",)))) as box:
+        interfaces = await box.exec("cat /proc/net/dev | tail -n +3 | cut -d: -f1 | tr -d ' '")
+        answer = await box.exec(f"place=other.invalid:443; {ASK_PROXY}", timeout_s=20)
+        asked = [(entry.host, entry.port, entry.reason) for entry in await box.network_log()]
+    expect_equal(interfaces.output.split(), ["lo"], "interfaces")
+    expect_equal(answer.output.strip(), "HTTP/1.1 403 Forbidden", "answer")
+    expect_equal(asked, [("other.invalid", 443, "not allowed")], "recorded hosts")
+
+
+@check("own-loopback")
+async def egress_reaches_nothing_of_the_host(ctx: CheckContext) -> None:
+    """With `egress` no address of the machine or of its private networks is reached."""
+    places = "127.0.0.1 localhost [::1] 0.0.0.0 10.0.0.1 192.168.0.1 172.16.0.1 100.64.0.1 169.254.169.254 [fd00::1]"
+    async with ctx.lease(SandboxSpec(network="egress")) as box:
+        answers = await box.exec(f"for host in {places}; do place=$host:80; {ASK_PROXY}; done", timeout_s=60)
+    expect_equal({line.strip() for line in answers.output.splitlines()}, {"HTTP/1.1 403 Forbidden"}, "answers")
 
 
 @check("network-off", "this-machine")

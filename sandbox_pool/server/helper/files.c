@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,16 +209,28 @@ static void do_remove(int sock, const struct message *request, const char *path)
     else dprintf(sock, "ok\n");
 }
 
-/* A unix socket inside the slot whose listening descriptor goes to the server. */
-static void do_listen(int sock, const char *path) {
+static int bind_unix(int listener, const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if ((size_t)snprintf(address.sun_path, sizeof address.sun_path, "%s", path) >= sizeof address.sun_path)
-        return reply_error(sock, ENAMETOOLONG);
+        return ENAMETOOLONG;
     int error = make_parents(path);
-    if (error) return reply_error(sock, error);
-    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 64))
-        return reply_error(sock, errno);
+    if (error) return error;
+    return bind(listener, (struct sockaddr *)&address, sizeof address) ? errno : 0;
+}
+
+static int bind_loopback(int listener, long port) {
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    return bind(listener, (struct sockaddr *)&address, sizeof address) ? errno : 0;
+}
+
+/* A socket inside the slot, at a path or at a port of its loopback, whose listening descriptor goes to the server. */
+static void do_listen(int sock, const struct message *request, const char *path) {
+    long port = message_number(request, "port", 0);
+    int listener = socket(port ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener < 0) return reply_error(sock, errno);
+    int error = port ? bind_loopback(listener, port) : bind_unix(listener, path);
+    if (error || listen(listener, 64)) return reply_error(sock, error ? error : errno);
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
@@ -268,14 +281,14 @@ void worker_main(int sock, const struct message *request) {
     sigprocmask(SIG_SETMASK, &none, NULL);
     bool layer = message_number(request, "layer", 0);
     if (message_number(request, "userxattr", 0)) archive_opaque = "user.overlay.opaque";
-    if (!layer && become_command()) return reply_error(sock, EPERM);
+    if (!layer && become_command(NULL)) return reply_error(sock, EPERM);
     if (!op || !path) return reply_error(sock, EINVAL);
     if (!strcmp(op, "stat")) do_stat(sock, path);
     else if (!strcmp(op, "read")) do_read(sock, request, path);
     else if (!strcmp(op, "write")) do_write(sock, request, path);
     else if (!strcmp(op, "list")) do_list(sock, path);
     else if (!strcmp(op, "remove")) do_remove(sock, request, path);
-    else if (!strcmp(op, "listen")) do_listen(sock, path);
+    else if (!strcmp(op, "listen")) do_listen(sock, request, path);
     else if (!strcmp(op, "pack")) do_pack(sock, request, path);
     else if (!strcmp(op, "unpack")) do_unpack(sock, request, path);
     else reply_error(sock, ENOSYS);

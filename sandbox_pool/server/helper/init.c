@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int count_mounts(void) {
+int count_mounts(void) {
     FILE *table = fopen("/proc/self/mountinfo", "re");
     if (!table) return -1;
     int lines = 0;
@@ -117,7 +117,7 @@ void init_main(int control) {
     set_process_name("slot-init");
     umask(022);
     size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - part_entries : 0;
-    int mounts = count_mounts();
+    int mounts = count_mounts() - (int)bound_mounts;
     if (slot.namespaces) {
         make_directories(slot.workdir, 0755);
         make_directories(slot.home, 0700);

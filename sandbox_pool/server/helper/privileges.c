@@ -67,7 +67,7 @@ const char *drop_init_privileges(void) {
     if (!failed) failed = set_capabilities(kept);
     if (!failed) failed = set_limits();
     if (!failed && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) failed = "set no_new_privs";
-    if (!failed && slot.seccomp) failed = install_seccomp(true);
+    if (!failed && slot.seccomp) failed = install_seccomp(true, NULL);
     return failed;
 }
 
@@ -78,8 +78,8 @@ static const char *take_run_uid(void) {
     return NULL;
 }
 
-/* Last step before a command or a file worker does its work. */
-const char *become_command(void) {
+/* Last step before a command or a file worker does its work. `listener` as in install_seccomp(). */
+const char *become_command(int *listener) {
     if (slot.namespaces) return NULL;
     const char *failed = set_limits();
     if (!failed && slot.run_uid > 0) {
@@ -90,6 +90,6 @@ const char *become_command(void) {
     if (!failed && (slot.run_uid > 0 || slot.landlock || slot.seccomp) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         failed = "set no_new_privs";
     if (!failed && slot.landlock && slot.run_uid <= 0) failed = restrict_with_landlock();
-    if (!failed && slot.seccomp) failed = install_seccomp(!slot.no_inet);
+    if (!failed && slot.seccomp) failed = install_seccomp(!slot.no_inet, listener);
     return failed;
 }

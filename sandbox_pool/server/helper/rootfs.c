@@ -218,7 +218,7 @@ static const char *enter_root(void) {
 }
 
 /* Runs with the zygote's run directory as working directory; relative paths need no right on what lies above it. */
-const char *build_root(const int *layer_fds, int n_fds) {
+const char *build_root(const int *layer_fds, int n_fds, const int *mount_fds) {
     char options[96];
     const char *failed;
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)) return "make mounts private";
@@ -240,5 +240,6 @@ const char *build_root(const int *layer_fds, int n_fds) {
     if (!slot.user_ns && (failed = protect_proc())) return failed;
     if (slot.net_ns && !loopback_up() && (slot.user_ns || !borrow_network())) return "bring up loopback";
     if (sethostname(slot.hostname, strlen(slot.hostname))) return "set the host name";
+    if (slot.n_mounts && (failed = attach_mounts(mount_fds))) return failed;
     return enter_root();
 }

@@ -20,6 +20,7 @@
 #define MAX_LAYERS 24
 #define MAX_CGROUPS 4
 #define MAX_PARTS 16
+#define MAX_MOUNTS 8
 
 /* message.c: length-prefixed messages over SOCK_SEQPACKET, "op\0key=value\0...\0" and then raw bytes. */
 struct message {
@@ -62,6 +63,11 @@ void set_process_name(const char *name);
 extern char *command_line;
 extern size_t command_line_size;
 
+struct slot_mount {
+    const char *from, *to;
+    bool writable;
+};
+
 /* What a slot is made of; points into the message that asked for it. */
 struct slot_config {
     const char *hostname, *workdir, *home, *root, *upper_size, *view;
@@ -69,6 +75,8 @@ struct slot_config {
     int n_layers;
     const char *parts[MAX_PARTS];
     int n_parts;
+    struct slot_mount mounts[MAX_MOUNTS];
+    int n_mounts;
     const char *cgroups[MAX_CGROUPS];
     int n_cgroups;
     bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet;
@@ -82,22 +90,32 @@ extern struct slot_config slot;
 int zygote_main(int control);
 
 /* rootfs.c: the slot's own view of the file system */
-const char *build_root(const int *layer_fds, int n_fds);
+const char *build_root(const int *layer_fds, int n_fds, const int *mount_fds);
 extern int upper_fd;
 extern size_t part_entries;
 int clone_layer(const char *path, int userns_fd);
+
+/* mounts.c */
+int clone_mount(const struct slot_mount *wanted, int userns);
+const char *attach_mounts(const int *trees);
+extern size_t bound_mounts;
 
 /* view.c */
 const char *host_view(const char *directory, long key, int userns);
 
 /* privileges.c, seccomp.c, landlock.c */
 const char *drop_init_privileges(void);
-const char *become_command(void);
-const char *install_seccomp(bool allow_inet);
+const char *become_command(int *listener);
+const char *install_seccomp(bool allow_inet, int *listener);
 const char *restrict_with_landlock(void);
+bool landlock_scopes_sockets(void);
+
+/* connect.c: connections of commands that share the host's network namespace */
+void answer_connect(int listener);
 
 /* init.c */
 void init_main(int control);
+int count_mounts(void);
 
 /* keeper.c, shell.c */
 void keeper_main(int sock, struct message *request);
@@ -108,6 +126,7 @@ struct job {
     int out, err;      /* read ends of the command's pipes; -1 once closed */
     int input;         /* write end of a background process's stdin, or the PTY */
     int state;         /* memory file shared with the shell */
+    int listener;      /* where the kernel asks about connections of the command; -1 where it does not */
     bool pty;
 };
 

@@ -18,6 +18,16 @@
 
 struct slot_config slot;
 
+static void read_mounts(const struct message *request) {
+    const char *from = NULL, *to = NULL, *mode = NULL;
+    while (slot.n_mounts < MAX_MOUNTS && (from = message_next(request, "mount_from", from))) {
+        to = message_next(request, "mount_to", to);
+        mode = message_next(request, "mount_mode", mode);
+        if (!to || !mode) return;
+        slot.mounts[slot.n_mounts++] = (struct slot_mount){from, to, !strcmp(mode, "rw")};
+    }
+}
+
 static void read_config(const struct message *request) {
     memset(&slot, 0, sizeof slot);
     slot.hostname = message_get(request, "hostname");
@@ -32,6 +42,7 @@ static void read_config(const struct message *request) {
         slot.parts[slot.n_parts++] = v;
     for (const char *v = NULL; slot.n_cgroups < MAX_CGROUPS && (v = message_next(request, "cgroup", v));)
         slot.cgroups[slot.n_cgroups++] = v;
+    read_mounts(request);
     slot.namespaces = message_number(request, "namespaces", 0);
     slot.user_ns = message_number(request, "user_ns", 0);
     slot.net_ns = message_number(request, "net_ns", 0);
@@ -106,6 +117,11 @@ static const char *open_layers(pid_t pid, int *fds, int *n_fds, int *error) {
     const char *step = NULL;
     if ((*error = slot.idmap && userns < 0 ? errno : clone_layers(userns, fds, n_fds))) step = "clone a layer";
     if (!step && slot.view && (*error = clone_view(userns, fds, n_fds))) step = "show the host's root";
+    for (int i = 0; !step && slot.idmap && i < slot.n_mounts; i++) {
+        int fd = clone_mount(&slot.mounts[i], userns);
+        if (fd < 0) *error = errno, step = "show a mount with the slot's own user ids";
+        else fds[(*n_fds)++] = fd;
+    }
     if (userns >= 0) close(userns);
     return step;
 }
@@ -120,7 +136,8 @@ static void slot_child(int control, int go) {
     }
     if (slot.namespaces) {
         errno = 0;
-        const char *failed = build_root(start.fds, start.n_fds);
+        int n_layers = start.n_fds - (slot.idmap ? slot.n_mounts : 0);
+        const char *failed = build_root(start.fds, n_layers, slot.idmap ? start.fds + n_layers : NULL);
         if (failed) {
             send_failure(control, failed, errno);
             _exit(71);
@@ -135,7 +152,7 @@ static void slot_child(int control, int go) {
 }
 
 static const char *prepare_child(pid_t pid, int go, int *error) {
-    int fds[MAX_LAYERS], n_fds = 0;
+    int fds[MAX_LAYERS + MAX_MOUNTS], n_fds = 0;
     const char *step = NULL;
     if (slot.user_ns && (*error = write_id_maps(pid))) step = "map user ids";
     if (!step && (*error = join_cgroups(pid))) step = "join cgroups";

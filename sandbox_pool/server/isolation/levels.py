@@ -121,7 +121,7 @@ def build_fields(
     level: Level, place: Place, index: int, spec: Mapping[str, Any], layers: Sequence[str]
 ) -> list[tuple[str, Any]]:
     """The zygote's instructions for one slot. `layers` are snapshot layers, topmost first."""
-    no_network = spec.get("network", "none") == "none"
+    no_network = spec.get("network", "none") != "host"
     pids = spec.get("pids")
     by_user = level.user_ns or run_uid(level, place, index) is not None
     fields: list[tuple[str, Any]] = [

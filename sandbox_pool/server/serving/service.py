@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError
+from ..network_rules import parse_rule
 from ..slots.channel import Message
 from ..slots.instance import Instance
 from ..slots.jobs import Job
@@ -68,8 +69,10 @@ class Service:
         self._slot_ops: dict[str, SlotHandler] = {
             "exec": _exec,
             "stop_processes": _stop_processes,
+            "forget_state": _forget_state,
             "snapshot": self._snapshot,
             "serve": open_bridge,
+            "network": _network,
             **file_requests.HANDLERS,
             **process_requests.HANDLERS,
         }
@@ -256,6 +259,24 @@ async def _run(instance: Instance, job: Job, request: Request) -> Message:
 async def _stop_processes(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
     # No shell is warmed up here: it would restore the slot's state, and so run what the slot wrote, after the stop.
     return {"count": await instance.kill_all()}, b""
+
+
+async def _network(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
+    """What the slot asked its proxy for; with `allow` the list changes from now on."""
+    proxy, entries = instance.proxy, request.header.get("allow")
+    if entries is not None:
+        if proxy is None:
+            raise SlotError("refused", "this slot has no network rules that could be changed")
+        try:
+            proxy.rules = [parse_rule(str(entry)) for entry in entries]
+        except ValueError as error:
+            raise SlotError("refused", str(error)) from None
+    return {"hosts": [] if proxy is None else proxy.report()}, b""
+
+
+async def _forget_state(_slot: Slot, instance: Instance, _request: Request, _body: bytes) -> Reply:
+    instance.forget_state()
+    return {}, b""
 
 
 def owner_gone(service: Service, ttl_s: float | None) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import shell
@@ -14,7 +14,11 @@ from .channel import Channel, Message
 from .jobs import ALIVE_MS, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
+if TYPE_CHECKING:
+    from .proxy import Proxy
+
 READY_TIMEOUT_S = 20.0
+LOGIN_MS, LOGIN_CHARS = 30_000, 2_000
 END_HEARD_S = 0.5
 MAX_PATH = 4096
 """No `cd` can go to a longer one."""
@@ -40,11 +44,8 @@ class Instance:
         home: str,
         log_dir: str,
         env: Mapping[str, str],
-        memory_kills: Callable[[], int],
     ) -> None:
         self.pid = pid
-        self._memory_kills = memory_kills
-        self._kills_before = memory_kills()
         self.workdir = workdir
         self.alias = alias
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
@@ -55,9 +56,9 @@ class Instance:
         self.previous = workdir
         self.jobs: set[Job] = set()
         self.processes: dict[str, Job] = {}
+        self.proxy: Proxy | None = None
+        """The way out, for specs with network rules."""
         self.lost: str | None = None
-        self.lost_kind = "lost"
-        """`destroyed` when what ran in the slot did it, by the word of the slot's cgroup."""
         self._names = itertools.count(1)
         self._warm: Job | None = None
         loop = asyncio.get_running_loop()
@@ -80,17 +81,15 @@ class Instance:
 
     def _on_close(self) -> None:
         self.lost = "the slot's init process is gone"
-        if self._memory_kills() > self._kills_before:
-            self.lost_kind, self.lost = "destroyed", "what ran in the slot filled its memory until its init was killed"
         self._end()
         if not self._ready.done():
             self._ready.set_exception(BuildError(self.lost))
         for job in list(self.jobs):
-            job.fail(SlotError(self.lost_kind, self.lost))
+            job.fail(SlotError("lost", self.lost))
             job.discard()
         for future in self._killed:
             if not future.done():
-                future.set_exception(SlotError(self.lost_kind, self.lost))
+                future.set_exception(SlotError("lost", self.lost))
 
     @property
     def state(self) -> bytes:
@@ -108,6 +107,17 @@ class Instance:
         self.environment.update(env)
         self.state = shell.state_of(self.environment)
 
+    async def log_in(self, env: Mapping[str, str]) -> bytes:
+        """Source the profiles as a login shell does; the state after it, in which `env` holds whatever they say."""
+        request = {"max_chars": LOGIN_CHARS, "timeout_ms": LOGIN_MS}
+        job, log = self.start(request, shell.login_script(env), b"")
+        reply, output = self.finish(request, job, log, await job.outcome())
+        if reply["code"]:
+            why = "took too long" if reply["timed_out"] else f"ended with exit code {reply['code']}"
+            text = output.decode("utf-8", "replace").strip()
+            raise BuildError(f"login: the profile {why}{': ' if text else ''}{text[-200:]}")
+        return self.state
+
     def _end(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
@@ -116,6 +126,10 @@ class Instance:
         """Go on from another slot's shell state."""
         self.state, self.cwd, self.previous = state, cwd, previous
         self._replace_warm()
+
+    def forget_state(self) -> None:
+        """The next command starts in a shell as the first one did; what runs goes on."""
+        self.restore(shell.state_of(self.environment), self.workdir, self.workdir)
 
     def _replace_warm(self) -> None:
         if self._warm is not None and self._warm.state != self.state:
@@ -130,7 +144,7 @@ class Instance:
     def check_alive(self) -> None:
         """Refuse work for a slot whose init died."""
         if self.lost:
-            raise SlotError(self.lost_kind, self.lost)
+            raise SlotError("lost", self.lost)
 
     async def check_still_alive(self) -> None:
         """The same for a moment at which its end may not have been heard of yet, only that of a process in it."""

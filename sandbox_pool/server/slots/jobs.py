@@ -125,7 +125,7 @@ class Job:
     def _gone(self) -> SlotError:
         """With its slot, or alone: killed by the slot's own processes, or never started because they left no room."""
         if self.instance.lost:
-            return SlotError(self.instance.lost_kind, self.instance.lost)
+            return SlotError("lost", self.instance.lost)
         return file_error(errno.ESRCH, BASH)
 
     def fail(self, error: SlotError) -> None:

@@ -65,8 +65,7 @@ def missing_limits(level: Level, cgroups: Cgroups) -> list[str]:
         missing.remove("pids")  # RLIMIT_NPROC counts per user, and the slot has one of its own
     if not level.namespaces:
         missing += ["disk"]
-        # Landlock knows no rule for unix sockets that have a path.
-        missing += ["loopback", "unix-sockets"] if level.landlock else ["network"]
+        missing.append("loopback" if level.landlock else "network")
     if level.landlock and os.geteuid() != 0:
         missing.append("signals")  # a domain per command is all that keeps commands from signalling the server
     return missing

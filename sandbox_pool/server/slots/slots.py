@@ -14,9 +14,11 @@ from ..faults import SlotError
 from ..host_files import remove_tree
 from ..isolation.cgroups import Cgroups
 from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
+from ..isolation.mounts import mount_fields
 from ..isolation.shared_memory import remove_shared_of
 from .channel import Message
 from .instance import Instance, check_env
+from .proxy import ENVIRONMENT, open_proxy
 from .zygote import BuildError, Zygote, slot_fields
 
 KILL_TIMEOUT_S = 10.0
@@ -45,7 +47,7 @@ class Slot:
 
 def shape_of(spec: Mapping[str, Any], layers: Sequence[str]) -> str:
     """Everything that is fixed when a slot is built."""
-    keys = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "workdir")
+    keys = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "workdir", "mounts")
     return json.dumps([{key: spec.get(key) for key in keys}, list(layers)], sort_keys=True)
 
 
@@ -58,11 +60,14 @@ class Builder:
         self.place = place
         self.cgroups = cgroups
         self.expected_mounts: dict[str, int] = {}
+        self.keep_out: list[str] = [place.scratch, place.layers]
+        """What no spec may mount into a slot."""
 
     async def build(self, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
         """A new instance that proved to be empty."""
         self._check_image(spec.get("image"))
         fields = build_fields(self.level, self.place, index, spec, layers)
+        fields += self._mounts(spec.get("mounts") or ())
         fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
         if "memory" in self.cgroups.missing and spec.get("memory_mb"):
             fields.append(("max_memory_bytes", spec["memory_mb"] << 20))  # per process: better than no limit at all
@@ -78,11 +83,11 @@ class Builder:
             home=str(values["home"]),
             log_dir=os.path.join(str(values.get("root") or "/"), "tmp/hermes-exec"),
             env=self._environment(index, spec),
-            memory_kills=lambda: self.cgroups.memory_kills(index),
         )
         try:
             report = await instance.ready()
             self._prove_empty(report)
+            await open_proxy(instance, spec.get("network") or "none", self.level.namespaces)
         except BaseException:
             await self.destroy(instance, index)
             raise
@@ -92,8 +97,18 @@ class Builder:
         if image and not (self.level.namespaces and os.path.isdir(image)):
             raise BuildError(f"image {image!r} is not a directory this server can use as a root")
 
+    def _mounts(self, mounts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+        if mounts and not self.level.namespaces:
+            raise BuildError(f"mounts need slots with a root of their own, which {self.level.label!r} does not give")
+        try:
+            return mount_fields(mounts, self.keep_out)
+        except ValueError as error:
+            raise BuildError(str(error)) from None
+
     def _environment(self, index: int, spec: Mapping[str, Any]) -> dict[str, str]:
         env = dict(spec.get("env") or {})
+        if spec.get("network", "none") not in ("none", "host"):
+            env = {**ENVIRONMENT, **env}
         if not self.level.namespaces:
             env.setdefault("TMPDIR", os.path.join(slot_root(self.place, index), "tmp"))
         return env
@@ -157,6 +172,8 @@ class Slots:
 
     def __init__(self, count: int, builder: Builder) -> None:
         self.all = [Slot(index) for index in range(count)]
+        self._logins: dict[str, bytes] = {}
+        """Shell state after the profiles of an image were sourced."""
         self.builder = builder
 
     def get(self, index: int, epoch: int) -> Slot:
@@ -182,9 +199,9 @@ class Slots:
         slot.epoch += 1
         slot.task_id = task_id
         slot.layers = tuple(layers)
-        slot.memory_kills = self.builder.cgroups.memory_kills(index)
         try:
             await self._fit(slot, spec, layers)
+            slot.memory_kills = self.builder.cgroups.memory_kills(index)
         except BaseException as error:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
@@ -194,16 +211,38 @@ class Slots:
 
     async def _fit(self, slot: Slot, spec: Mapping[str, Any], layers: Sequence[str]) -> None:
         shape = shape_of(spec, layers)
-        if slot.instance is not None and (slot.shape != shape or slot.instance.lost):
-            problems = await self.builder.destroy(slot.instance, slot.index)
-            slot.instance = None
-            if problems:
-                raise BuildError("; ".join(problems))
+        login = self._login_key(slot, spec) if spec.get("login") else ""
+        first = bool(login) and login not in self._logins
+        if slot.instance is not None and (slot.shape != shape or slot.instance.lost or first):
+            await self._clear(slot)
+        if first:
+            self._logins[login] = await self._log_in(slot, spec)
         if slot.instance is None:
             slot.instance = await self.builder.build(slot.index, spec, layers)
             slot.shape = shape
         slot.instance.set_environment(check_env(spec.get("env")))
+        if login:
+            slot.instance.state = self._logins[login]
         slot.instance.warm_up()
+
+    async def _clear(self, slot: Slot) -> None:
+        instance, slot.instance = slot.instance, None
+        problems = await self.builder.destroy(instance, slot.index) if instance is not None else []
+        if problems:
+            raise BuildError("; ".join(problems))
+
+    def _login_key(self, slot: Slot, spec: Mapping[str, Any]) -> str:
+        """Without a root of its own a slot's environment names its folder."""
+        place = None if self.builder.level.namespaces else slot.index
+        return json.dumps([shape_of(spec, ()), spec.get("env"), place], sort_keys=True)
+
+    async def _log_in(self, slot: Slot, spec: Mapping[str, Any]) -> bytes:
+        """Source the profiles in a slot that nobody has worked in: a snapshot may hold profiles that an agent wrote."""
+        slot.instance = await self.builder.build(slot.index, spec, ())
+        slot.instance.set_environment(check_env(spec.get("env")))
+        state = await slot.instance.log_in(spec.get("env") or {})
+        await self._clear(slot)
+        return state
 
     async def _abandon(self, slot: Slot) -> None:
         """A lease that failed leaves nothing built."""

@@ -77,11 +77,11 @@ async def scores(
     config = CodeTasksConfig(max_token_length=32768, max_tokens_per_turn=8192, enabled_toolsets=["terminal"])
     async with standin_model(plays(tasks, commands), split_share=0.0, keep_log=False) as (model, _):
         env = NamedTasksEnv(config, pool=pool, model=model)
-        env.mode = "evaluate"
+        env.rollouts.mode = "evaluate"
         found = []
         for start in range(0, len(tasks), 4):
             part = tasks[start : start + 4]
-            groups = await asyncio.gather(*(env.run_group(task, start + n, 1) for n, task in enumerate(part)))
+            groups = await asyncio.gather(*(env.rollouts.run_group(task, start + n, 1) for n, task in enumerate(part)))
             found += [record.verifier_score for group in groups for record in group.records()]
         return found
 

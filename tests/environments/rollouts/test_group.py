@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from environments.rollouts.group import RolloutStats
+from environments.rollouts.rollouts import RolloutStats
 from support.env_records import record
 
 

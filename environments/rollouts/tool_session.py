@@ -1,0 +1,156 @@
+"""`ToolSession`: the tools, the slot and the reward of one rollout, for trainers that sample by themselves.
+
+The slot, the tools with their limits and budgets, and the verification in a fork are those of `Rollouts`; only the
+turns come from elsewhere, and with them the tokens: what is exact there is the trainer's to prove.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from agent_loop.model.contract import Message, ModelTurn, ToolSchema
+from agent_loop.outcome import Outcome
+from agent_loop.records.metrics import rollout_metrics
+from agent_loop.records.record import AgentResult, RolloutRecord, TurnRecord
+from agent_loop.turn.calls import CallPlanner, ToolTurns
+from agent_loop.turn.messages import CallIds, assistant_message, settle
+from agent_loop.turn.tool_call import ToolCallRecord
+from environments.errors import RolloutLost
+from environments.rollouts.planning import RolloutJob
+from environments.rollouts.rollout import Left
+from environments.rollouts.rollouts import Rollouts
+from environments.sandboxes import Sandbox
+from sandbox_pool.errors import SandboxLost
+
+
+class ToolSession:
+    """One rollout whose turns somebody else samples.
+
+        session = ToolSession(rollouts)
+        messages = await session.open(item)                  # sample from these, with session.schemas()
+        text = await session.call("terminal", {"command": "ls"})
+        score = await session.reward()                       # ends the session
+
+    A session can be opened again after `reward` or `close`. Sessions of the same item share what `prepare` made.
+    """
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.record: RolloutRecord | None = None
+        """The rollout as it is stored; complete after `reward`."""
+        self.messages: list[Message] = []
+        """What was said so far, as far as the session knows: each call is a turn of its own."""
+        self._rollouts = rollouts
+        self._runner = rollouts.runner()
+        self._place, self._slot, self._tools = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
+
+    async def __aenter__(self) -> ToolSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, item: Any) -> list[Message]:
+        """Lease a prepared slot; the messages that the conversation starts with."""
+        await self.close()
+        env = self._rollouts.env
+        try:
+            job, number = await self._place.enter_async_context(self._rollouts.place(item, env.item_id(item)))
+            self._job: RolloutJob = replace(job, rollout_id=f"{job.group_id}/{number}")
+            self.record = self._runner.new_record(self._job)
+            self._sandbox: Sandbox | None
+            self._sandbox = await self._slot.enter_async_context(self._runner.slot(self._job, self.record))
+            runtime = await self._tools.enter_async_context(self._runner.tools(self._job, self._sandbox, self.record))
+        except BaseException:
+            await self.close()
+            raise
+        names = [str(tool["function"]["name"]) for tool in self.schemas()]
+        self._calls = ToolTurns(runtime, CallPlanner(self.schemas(), names), job.limits, job.budget)
+        self._ids = CallIds()
+        self._turns: list[TurnRecord] = []
+        self._ended: Outcome | None = None
+        allowed = job.limits.rollout_timeout_s
+        self._deadline = None if allowed is None else asyncio.get_running_loop().time() + allowed
+        self.messages = list(job.messages)
+        return list(job.messages)
+
+    def schemas(self) -> list[ToolSchema]:
+        """The tools as OpenAI schemas."""
+        return self._opened().tools
+
+    async def call(self, name: str, arguments: Any) -> str:
+        """Run one call; what the model is to read, errors included. SandboxLost when the slot went away."""
+        self._opened()
+        turn = settle(ModelTurn("", (ToolCallRecord(name, arguments),)), self._ids)
+        record = TurnRecord(len(self._turns) + 1, 0.0, tool_calls=1, message=len(self.messages))
+        self._turns.append(record)
+        self.messages.append(assistant_message(turn))
+        results: list[Message] = []
+        started = time.monotonic()
+        try:
+            self._ended = await self._calls.run(turn, record, self._deadline, results) or self._ended
+        finally:
+            record.tools_s = time.monotonic() - started
+            self.messages += results
+        if self._ended is Outcome.SANDBOX_LOST:
+            raise SandboxLost(self._calls.lost or "the sandbox was lost")
+        return str(results[0]["content"])
+
+    async def reward(self, messages: Sequence[Message] | None = None) -> float:
+        """Judge what was left in the slot, and give it back. RolloutLost where infrastructure prevents that.
+
+        `messages` is the whole conversation, for rewards that read it; without it they see the calls alone.
+        """
+        record = self._opened()
+        result = self._result(self.messages if messages is None else list(messages))
+
+        async def act() -> tuple[AgentResult, Left]:
+            await self._tools.aclose()
+            return result, await self._runner.freeze(self._job, result, self._sandbox, record)
+
+        try:
+            await self._runner.judge(self._job, record, act, self._slot)
+        finally:
+            await self.close()
+        self._rollouts.env.keep(record)
+        if not record.trainable or record.score is None:
+            raise RolloutLost(f"a rollout of {record.item_id}", [record])
+        return record.score
+
+    async def close(self) -> None:
+        """Give back the slot without judging what is in it."""
+        for part in (self._tools, self._slot, self._place):
+            await part.aclose()
+
+    def _opened(self) -> RolloutRecord:
+        if self.record is None:
+            raise RuntimeError("the session is not open: call open(item) first")
+        return self.record
+
+    def _result(self, messages: list[Message]) -> AgentResult:
+        outcome = self._ended or Outcome.FINISHED
+        turns = [*self._turns, TurnRecord(len(self._turns) + 1, 0.0)]  # the one that called no tool
+        metrics = rollout_metrics(turns, self._calls.records, outcome)
+        return AgentResult(
+            messages=messages,
+            turns_used=len(turns),
+            finished_naturally=outcome is Outcome.FINISHED,
+            tool_errors=self._calls.errors,
+            tool_calls_attempted=int(metrics["tool_calls_attempted"]),
+            tool_calls_schema_valid=int(metrics["tool_calls_schema_valid"]),
+            tool_calls_executed_ok=int(metrics["tool_calls_executed_ok"]),
+            tool_calls_exec_error=int(metrics["tool_calls_exec_error"]),
+            outcome=outcome,
+            error=self._calls.lost,
+            turns=turns,
+            tool_calls=self._calls.records,
+            metrics=metrics,
+            timing={"tools_s": metrics["tools_s"]},
+        )

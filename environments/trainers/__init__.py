@@ -1,0 +1,1 @@
+"""One module per trainer that takes our rollouts; each imports its trainer when it is used."""

@@ -1,0 +1,226 @@
+"""`Rollouts`, `Sample`, `BlockingRollouts` and `ToolSession`: what other trainers are built on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_loop.local_models.standin import PolicyRequest, StandIn, chatml_tokenizer
+from agent_loop.local_models.standin.policies import call
+from agent_loop.model.backends.vllm import VllmBackend
+from environments.base import SandboxContext, Score
+from environments.errors import ConfigError, RolloutLost
+from environments.rollouts import rollouts as module
+from environments.rollouts.blocking import BlockingRollouts
+from environments.rollouts.rollouts import Rollouts
+from environments.rollouts.tool_session import ToolSession
+from sandbox_pool.errors import SandboxLost
+from support.env_pool import DirectoryPool
+from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
+
+ITEM = {"id": "x", "number": 7}
+
+
+@pytest.fixture
+def pool() -> Iterator[DirectoryPool]:
+    made = DirectoryPool()
+    yield made
+    made.close()
+
+
+class Prepared(NumberEnv):
+    """Counts how often an item is prepared."""
+
+    prepared = 0
+
+    async def prepare(self, item: Any, ctx: SandboxContext) -> None:
+        self.prepared += 1
+        await ctx.write_file("given.txt", "given")
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        given = await ctx.read_file("given.txt")
+        return float(given == b"given") * await super().compute_reward(item, result, ctx)
+
+
+async def test_samples_are_the_segments_in_no_trainers_dialect(pool: DirectoryPool) -> None:
+    async with standin_model(sometimes_right) as (model, _), Rollouts(NumberEnv(pool, model)) as rollouts:
+        samples = await rollouts.group(ITEM, 4)
+    assert len(samples) == 4
+    assert {sample.group_id for sample in samples} == {samples[0].group_id}
+    assert len({sample.rollout_id for sample in samples}) == 4
+    mean = sum(sample.reward for sample in samples) / 4
+    for sample in samples:
+        [segment] = sample.record.segments
+        assert sample.tokens == segment.tokens
+        assert sample.mask == [int(mask != -100) for mask in segment.masks]
+        kept = [p if m else 0.0 for p, m in zip(segment.logprobs, sample.mask, strict=True)]
+        assert sample.logprobs == kept
+        assert all(p <= 0 for p in sample.logprobs)
+        assert sample.prompt_len == sample.mask.index(1)
+        assert (sample.segment, sample.last, sample.weights) == (0, True, [None, None])
+        assert sample.advantage is not None
+        assert sample.one_advantage() * (sample.reward - mean) > 0
+
+
+async def test_a_token_backend_is_enough_of_a_model(pool: DirectoryPool) -> None:
+    async with StandIn(right) as standin:
+        backend = VllmBackend(standin.url, model="standin")
+        env = NumberEnv(pool)
+        async with Rollouts(env, model=backend, tokenizer=chatml_tokenizer()) as rollouts:
+            items = [item async for item, _ in zip_first(rollouts.items(), 2)]
+            assert [item["number"] for item in items] == [0, 1]
+            assert [sample.reward for sample in await rollouts.group(items[0], 2)] == [1.0, 1.0]
+
+
+async def zip_first(items: Any, count: int) -> Any:
+    number = 0
+    async for item in items:
+        yield item, number
+        number += 1
+        if number == count:
+            return
+
+
+async def test_members_of_a_group_share_what_was_prepared(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, _), Rollouts(Prepared(pool, model)) as rollouts:
+        env = rollouts.env
+        assert isinstance(env, Prepared)
+        made = await asyncio.gather(*(rollouts.member(ITEM, "a") for _ in range(4)))
+        assert env.prepared == 1
+        [later] = await rollouts.member(ITEM, "a")
+        assert env.prepared == 1
+        ids = [sample.rollout_id for [sample] in made] + [later.rollout_id]
+        assert len(set(ids)) == 5
+        assert {sample.group_id for [sample] in made} == {later.group_id}
+        assert (later.reward, later.advantage) == (1.0, None)
+        with pytest.raises(ValueError, match="group 'a' is of item x"):
+            await rollouts.member({"id": "y", "number": 1}, "a")
+        assert len(pool.snapshots) == 1
+    assert pool.snapshots == []
+    assert pool.live == {}
+
+
+async def test_prepared_states_of_old_groups_are_dropped(pool: DirectoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_SNAPSHOTS", 2)
+    async with standin_model(right) as (model, _), Rollouts(Prepared(pool, model)) as rollouts:
+        for name in "abc":
+            await rollouts.member(ITEM, name)
+        assert len(pool.snapshots) == 2
+        [again] = await rollouts.member(ITEM, "a")
+        assert again.rollout_id.endswith("-a/1")
+        assert again.reward == 1.0
+
+
+async def test_what_infrastructure_took_is_an_error_and_never_a_score(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, _), Rollouts(Prepared(pool, model, rollout_tries=1)) as rollouts:
+        pool.refuse = ["/2"]
+        with pytest.raises(RolloutLost, match="3 of 4 rollouts of x: 1 lost, the last to sandbox_lost"):
+            await rollouts.group(ITEM, 4)
+        pool.refuse = ["a/0"]
+        with pytest.raises(RolloutLost) as lost:
+            await rollouts.member(ITEM, "a")
+        assert [record.score for record in lost.value.records] == [None]
+        assert [sample.reward for sample in await rollouts.member(ITEM, "a")] == [1.0]
+        assert isinstance(rollouts.env, Prepared)
+        assert rollouts.env.prepared == 3, "a snapshot that may be lost is made again"
+        pool.refuse = ["b/prepare"]
+        with pytest.raises(RolloutLost, match="item x: 1 lost, the last to prepare_error"):
+            await rollouts.member(ITEM, "b")
+
+
+def long_winded(request: PolicyRequest) -> str:
+    return "Done." if request.results >= 5 else call("terminal", {"command": "seq 300"})
+
+
+@pytest.mark.parametrize("segments", ["all", "last", "forbid"])
+async def test_rollouts_with_several_segments(pool: DirectoryPool, segments: str) -> None:
+    sizes = {"max_token_length": 2400, "max_tokens_per_turn": 100, "max_agent_turns": 8, "segments": segments}
+    async with standin_model(long_winded, split_share=0.0) as (model, _):
+        env = NumberEnv(pool, model, **sizes, enabled_toolsets=["terminal"], disabled_toolsets=["process"])
+        async with Rollouts(env) as rollouts:
+            if segments == "forbid":
+                with pytest.raises(ConfigError, match=r"segments, and `env\.segments` is `forbid`"):
+                    await rollouts.group(ITEM, 1)
+                return
+            samples = await rollouts.group(ITEM, 1)
+    record = samples[0].record
+    assert len(record.segments) > 1
+    assert [sample.segment for sample in samples] == list(range(len(record.segments)))[0 if segments == "all" else -1 :]
+    assert [sample.last for sample in samples] == [False] * (len(samples) - 1) + [True]
+    if segments == "all":
+        assert sum(sum(sample.mask) for sample in samples) == sum(len(c.sampled_ids) for c in record.sampled_calls)
+        assert sum(len(sample.weights) for sample in samples) == len(record.sampled_calls)
+
+
+async def test_points_per_turn_are_not_lost_on_the_way(pool: DirectoryPool) -> None:
+    class PerTurn(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Score:
+            return Score(1.0, [0.0, 1.0])
+
+    async with standin_model(right) as (model, _), Rollouts(PerTurn(pool, model)) as rollouts:
+        [sample, _] = await rollouts.group(ITEM, 2)
+    assert sample.token_advantages is not None
+    assert [a != 0 for a in sample.token_advantages] == [bool(m) for m in sample.mask]
+    with pytest.raises(ConfigError, match="takes one advantage per sequence"):
+        sample.one_advantage()
+
+
+def test_blocking_rollouts_need_no_event_loop(pool: DirectoryPool) -> None:
+    rollouts = Rollouts(NumberEnv(pool))  # the stand-in plays nothing useful here: what counts is that it is judged
+    with BlockingRollouts(rollouts) as blocking:
+        item = next(blocking.items())
+        assert len(blocking.group(item, 2)) == 2
+        assert len(blocking.member(item, "a")) == 1
+    assert pool.live == {}
+
+
+async def test_a_session_has_the_tools_and_the_frozen_verification_of_a_rollout(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, standin), Rollouts(Prepared(pool, model)) as rollouts:
+        async with ToolSession(rollouts) as session:
+            assert await session.open(ITEM) == [{"role": "user", "content": "Write 7 into answer.txt"}]
+            assert [tool["function"]["name"] for tool in session.schemas()][:2] == ["terminal", "process"]
+            assert '"output": "given"' in await session.call("terminal", {"command": "cat given.txt"})
+            await session.call("terminal", '{"command": "echo 7 > answer.txt"}')
+            assert "Did you mean terminal?" in await session.call("terminl", {})
+            assert await session.reward() == 1.0
+            record = session.record
+            assert await session.open(ITEM)
+            assert await session.reward() == 0.0
+        assert isinstance(rollouts.env, Prepared)
+        assert rollouts.env.prepared == 1
+        assert standin.log == []
+    assert record is not None
+    assert record.metrics["tool_calls_attempted"] == 3
+    assert record.metrics["tool_calls_unknown"] == 1
+    assert [message["role"] for message in record.messages] == ["user", *["assistant", "tool"] * 3]
+    assert sum(name.endswith("/verify") for name in pool.leases) == 2
+    assert pool.live == {}
+
+
+async def test_a_session_whose_slot_is_lost_has_no_reward(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, _), Rollouts(NumberEnv(pool, model)) as rollouts:
+        session = ToolSession(rollouts)
+        await session.open(ITEM)
+        for sandbox in pool.live.values():
+            sandbox.lost = True
+        with pytest.raises(SandboxLost):
+            await session.call("terminal", {"command": "true"})
+        with pytest.raises(RolloutLost, match="sandbox_lost"):
+            await session.reward()
+    assert pool.live == {}
+
+
+@pytest.mark.parametrize("name", ["terminal_tasks", "code_tasks"])
+async def test_items_travel_as_json(pool: DirectoryPool, name: str) -> None:
+    from environments.launch import load_environment
+
+    env = load_environment(name)
+    await env.setup()
+    for item in [await env.get_next_item(), (await env.evaluation_items())[0]]:
+        again = env.item_from_json(env.item_to_json(item))
+        assert (env.item_id(again), env.format_prompt(again)) == (env.item_id(item), env.format_prompt(item))
+    with pytest.raises(ConfigError, match="write item_to_json"):
+        NumberEnv(pool).item_to_json(object())
