@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from . import cleanup
+from . import cleanup, machine
 from .faults import SlotError
 from .serving.peer import Connection
 from .serving.service import Service, owner_gone
@@ -42,9 +42,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the server, or clean up after one."""
-    arguments = _arguments()
+    """Run the server, or clean up after one; with `--machine`, start and stop servers for a pool elsewhere."""
     _reset_signals()
+    if sys.argv[1:] == ["--machine"]:
+        machine.serve()
+    arguments = _arguments()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)
     problems = cleanup.clean(arguments.scratch)
