@@ -60,7 +60,7 @@ class Keys:
             file.write("\n  ".join(lines) + "\n")
         kind, key = (self.folder / "host.pub").read_text().split()[:2]
         with self.known_hosts.open("a") as file:
-            file.write(f"[{address}]:{port} {kind} {key}\n")
+            file.write(f"{address if port == 22 else f'[{address}]:{port}'} {kind} {key}\n")
 
     def sshd_config(self, name, address, port, *extra):
         """Settings of an sshd that lets only this user's key in."""
@@ -122,7 +122,7 @@ class NamespacedMachine:
         self._link = f"hr{os.getpid() % 10**7}{number}"
         self._here, self.address = (f"10.213.{os.getpid() % 256}.{4 * number + last}" for last in (1, 2))
         self.disk = keys.folder / f"disk-{self.name}"
-        self.disk.mkdir()
+        self.disk.mkdir(exist_ok=True)
         run("mount", "-t", "tmpfs", "-o", f"size={disk_mb}m,mode=1777", "tmpfs", str(self.disk))
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         keys.add(self.name, self.address, 22)
@@ -131,13 +131,13 @@ class NamespacedMachine:
 
     def start(self):
         """Switch it on."""
-        script = (
-            f"mount --bind {self.disk} {DISK}; read go; ip link set lo up; ip addr add {self.address}/30 dev {self._link}p;"
-            f" ip link set {self._link}p up; {SSHD} -D -e -f {self._config} & wait"
-        )
-        unshare = ["unshare", "--pid", "--mount", "--net", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
+        cable = f"ip addr add {self.address}/30 dev {self._link}p; ip link set {self._link}p up; ip link set lo up"
+        script = f"mount --bind {self.disk} {DISK}; read go; {cable}; {SSHD} -D -e -f {self._config} & wait"
+        apart = ["--pid", "--mount", "--net", "--fork", "--kill-child", "--mount-proc"]
         with (self._keys.folder / f"{self.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(unshare, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                ["unshare", *apart, "bash", "-c", script], stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
         run("ip", "link", "add", self._link, "type", "veth", "peer", "name", f"{self._link}p")
         run("ip", "addr", "add", f"{self._here}/30", "dev", self._link)
         run("ip", "link", "set", self._link, "up")
@@ -185,16 +185,23 @@ class NamespacedMachine:
         (self.disk / "filler").unlink()
 
     def processes(self):
-        """Command lines of everything that runs there, except its first process and sshd."""
-        namespace = Path(f"/proc/{self.first_process()}/ns/pid").readlink()
-        found = []
+        """Pid and command line of all that its first process is an ancestor of, slots included; without sshd."""
+        parents, texts = {}, {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and (entry / "ns/pid").readlink() == namespace:
-                    text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    if text and "sshd" not in text:
-                        found.append(text)
-        return found
+                if entry.name.isdigit():
+                    parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    texts[int(entry.name)] = (entry / "cmdline").read_text(errors="replace").replace("\0", " ")
+        inside, before = {self.first_process()}, set()
+        while inside != before:
+            before = inside
+            inside = before | {pid for pid, parent in parents.items() if parent in before}
+        inside.discard(self.first_process())
+        return [(pid, texts[pid]) for pid in inside if texts.get(pid) and "sshd" not in texts[pid]]
+
+    def found(self, word):
+        """Processes there with this word in their command line."""
+        return [(pid, text) for pid, text in self.processes() if word in text]
 
     def files(self):
         """What is on its disk."""

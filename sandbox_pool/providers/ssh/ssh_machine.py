@@ -181,7 +181,9 @@ class Machine:
         bootstrap = base64.b64encode(zlib.compress(BOOTSTRAP.read_bytes())).decode()
         # One line without quotes inside: whatever shell the user has there.
         load = f'import base64,zlib;exec(zlib.decompress(base64.b64decode(b"{bootstrap}")))'
-        with self._log().open("wb") as errors:
+        # One that a killed ssh left would keep this one from taking requests.
+        self._folder.file(self.name, "control").unlink(missing_ok=True)
+        with self._folder.file(self.name, "log").open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *self._command("-T", "-M", *MASTER),
                 *(f"-oServerAliveInterval={max(1, int(options.alive_s / 3))}", "-oServerAliveCountMax=3"),
@@ -278,7 +280,7 @@ class Machine:
 
     def _command(self, *arguments: str) -> list[str]:
         options = self._options
-        command = ["ssh", "-S", str(self._folder.path / f"{self._folder.number(self.name)}.c"), "-oBatchMode=yes"]
+        command = ["ssh", "-S", str(self._folder.file(self.name, "control")), "-oBatchMode=yes"]
         if options.config is not None:
             command += ["-F", str(options.config)]
         if options.identity_file is not None:
@@ -286,13 +288,10 @@ class Machine:
         command.append(f"-oStrictHostKeyChecking={options.check_host_keys}")
         return [*command, f"-oConnectTimeout={max(1, round(options.connect_timeout_s))}", *arguments]
 
-    def _log(self) -> Path:
-        return self._folder.path / f"{self._folder.number(self.name)}.log"
-
     def _said(self) -> str:
         """The end of what ssh and the machine wrote to stderr."""
         with contextlib.suppress(OSError):
-            lines = self._log().read_text(errors="replace")[-LOG_TAIL:].split("\n")
+            lines = self._folder.file(self.name, "log").read_text(errors="replace")[-LOG_TAIL:].split("\n")
             return "; ".join(line.strip() for line in lines if line.strip())
         return ""
 
@@ -323,9 +322,9 @@ class SocketFolder:
             _remove_unused(path)
         self.path, self._lock = _new_locked(prefix, place)
 
-    def number(self, machine: str) -> int:
-        """A short name for a machine's files."""
-        return self._numbers.setdefault(machine, len(self._numbers))
+    def file(self, machine: str, kind: str) -> Path:
+        """A machine's file of this kind; its name may be too long for a socket, so it has a number."""
+        return self.path / f"{self._numbers.setdefault(machine, len(self._numbers))}.{kind}"
 
     def new_path(self) -> Path:
         """A path for one more socket."""

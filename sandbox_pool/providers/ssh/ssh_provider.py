@@ -57,9 +57,12 @@ class SshProvider:
         placed = self._placed(name)
         reasons: list[SandboxError] = []
         for machine in [self._machine(placed)] if placed else self._by_room():
+            # Counted before the first await: hosts that start at the same time go to different machines.
+            machine.slots[name] = self._context.slots
             try:
                 await machine.connect()
             except MachineUnreachable as error:
+                del machine.slots[name]
                 reasons.append(error)
                 continue
             self._place(name, machine.name)
@@ -68,6 +71,7 @@ class SshProvider:
             except MachineUnreachable as error:
                 raise HostStartFailed(f"{name}: {error}") from error
             except MachineFull as error:
+                del machine.slots[name]
                 self._unplace(name)
                 reasons.append(error)
                 continue

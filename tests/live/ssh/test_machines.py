@@ -1,0 +1,200 @@
+"""Three machines with processes, network and disk of their own, which die, come back and fill up under a pool."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+
+import pytest
+
+from sandbox_pool import PoolConfig, SandboxError, SandboxLost, SlotPool
+from sandbox_pool.conformance import all_checks, run_checks
+from sandbox_pool.conformance.runner import make_context
+from sandbox_pool.journal.journal import Journal
+from support.pool_leftovers import cgroups
+from support.pool_wait import eventually, started
+from support.ssh_machines import DISK, NamespacedMachine, namespaces_work
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def machines(keys):
+    if not namespaces_work():
+        pytest.skip("no machines with a network of their own can be made here: that takes root and veth")
+    made = []
+    try:
+        for number in range(3):
+            made.append(NamespacedMachine(keys, number))
+        yield made
+    finally:
+        for machine in made:
+            machine.close()
+
+
+def config_of(machines, keys, state, **fields):
+    options = {
+        "machines": [machine.name for machine in machines],
+        "config": str(keys.config),
+        "alive_s": 3,
+        "connect_timeout_s": 2,
+        "slots_per_core": 64,
+        "memory_mb_per_slot": 1,
+    }
+    settings = {
+        "slots_per_host": 2,
+        "min_hosts": 3,
+        "max_hosts": 3,
+        "health_interval_s": 0.5,
+        "scratch_min_mb": 64,
+        "scratch_warn_mb": 0,
+    }
+    return PoolConfig(
+        provider="ssh",
+        provider_options=options,
+        state_dir=state,
+        scratch_dir=DISK,
+        owner_ttl_s=1000,
+        **{**settings, **fields},
+    )
+
+
+async def nothing_left(machines, state):
+    """No host, process, cgroup or file on any machine, and nothing on record."""
+    names = [name for machine in machines for name in machine.cgroups()]
+    await eventually(lambda: not any(machine.processes() for machine in machines))
+    assert [machine.files() for machine in machines] == [[], [], []]
+    assert cgroups(names) == []
+    journal = Journal(state)
+    assert journal.hosts() == []
+    journal.close()
+    assert list((state / "ssh").iterdir()) == []
+
+
+async def test_one_is_cut_off_one_rebooted_and_one_full_and_leases_go_on(machines, keys, tmp_path):
+    cut, rebooted, full = machines
+    state = tmp_path / "state"
+
+    def place_of(box):
+        return (state / "ssh" / box.host_info.host_id).read_text()
+
+    async with SlotPool.from_config(config_of(machines, keys, state)) as pool:
+        boxes = [await pool.acquire(f"t{number}") for number in range(6)]
+        on = {machine.name: [box for box in boxes if place_of(box) == machine.name] for machine in machines}
+        assert {name: len(held) for name, held in on.items()} == {"m0": 2, "m1": 2, "m2": 2}
+        running = [await started(box, "sleep 7777") for box in on[cut.name] + on[rebooted.name]]
+
+        await asyncio.to_thread(rebooted.switch_off)
+        await asyncio.to_thread(rebooted.start)
+        cut.cut()
+        await asyncio.to_thread(full.fill_disk)
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [SandboxLost] * 4
+        # A full disk takes no lease away: what is held still answers, and only new leases go elsewhere.
+        assert (await on[full.name][0].exec("echo here")).output == "here\n"
+        await eventually(lambda: any("full" in host.unhealthy for host in pool.status().hosts))
+        for box in boxes:
+            await box.release()
+        for number in range(6):
+            async with pool.lease(f"later-{number}") as box:
+                assert place_of(box) == rebooted.name
+                assert (await box.exec("echo here")).output == "here\n"
+
+        full.free_disk()
+        cut.mend()
+        await eventually(lambda: sum(host.state == "ready" and not host.unhealthy for host in pool.status().hosts) == 3)
+        assert {place_of(box) for box in [await pool.acquire(f"all-{number}") for number in range(6)]} == set(on)
+    await nothing_left(machines, state)
+
+
+@pytest.mark.slow
+async def test_200_leases_under_random_kills_lose_only_what_they_say_is_lost(machines, keys, tmp_path):
+    state = tmp_path / "state"
+    chance = random.Random(20)
+    counts = {"ok": 0, "lost": 0, "kills": 0}
+    config = config_of(machines, keys, state, slots_per_host=4, start_attempts=100, acquire_timeout_s=300)
+
+    async def one(pool, number):
+        try:
+            async with pool.lease(f"t{number}") as box:
+                await box.write_file("f", str(number))
+                await box.exec(f"sleep {chance.random():.2f}")
+                assert (await box.exec("cat f")).output == str(number)
+                counts["ok"] += 1
+        except SandboxLost:
+            counts["lost"] += 1
+
+    async def disturb():
+        while True:
+            await asyncio.sleep(chance.uniform(0.5, 3))
+            machine = chance.choice(machines)
+            what = chance.choice(["server", "server", "session", "reboot", "cut"])
+            counts["kills"] += 1
+            if what == "reboot":
+                await asyncio.to_thread(machine.switch_off)
+                await asyncio.to_thread(machine.start)
+            elif what == "cut":
+                machine.cut()
+                await asyncio.sleep(chance.uniform(0.5, 6))
+                machine.mend()
+            else:
+                wanted = "--host-id" if what == "server" else "--machine"
+                for pid, _ in machine.found(wanted)[:1]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+    async with SlotPool.from_config(config) as pool:
+        gate = asyncio.Semaphore(12)
+
+        async def gated(number):
+            async with gate:
+                await one(pool, number)
+
+        disturbing = asyncio.create_task(disturb())
+        async with asyncio.timeout(800):
+            await asyncio.gather(*(gated(number) for number in range(200)))
+        disturbing.cancel()
+        await asyncio.wait({disturbing})
+        assert disturbing.cancelled()
+        for machine in machines:
+            machine.mend()
+    print(counts)
+    assert counts["ok"] + counts["lost"] == 200
+    assert counts["kills"] > 5
+    await nothing_left(machines, state)
+
+
+@pytest.mark.slow
+async def test_every_promise_is_kept_on_a_machine_at_the_level_of_local_slots(machines, keys, tmp_path):
+    config = config_of(machines, keys, tmp_path / "state", slots_per_host=16, min_hosts=1, max_hosts=1)
+    async with SlotPool.from_config(config) as pool:
+        context = await make_context(pool)
+        results = {result.id: result async for result in run_checks(all_checks(), context)}
+        context.close()
+    assert {each.id: each.detail for each in results.values() if each.verdict == "failed"} == {}
+    assert len(results) == len(all_checks())
+    await nothing_left(machines, tmp_path / "state")
+
+
+async def test_a_machine_that_cannot_be_asked_keeps_its_host_on_record(machines, keys, tmp_path):
+    """`stop` is the truth: what cannot be confirmed stays in the journal until the machine answers again."""
+    state = tmp_path / "state"
+    config = config_of(machines[:1], keys, state, min_hosts=1, max_hosts=1)
+    async with SlotPool.from_config(config) as pool:
+        box = await pool.acquire("t")
+        running = await started(box, "sleep 7777")
+        machines[0].cut()
+        with pytest.raises(SandboxLost):
+            await running
+        with contextlib.suppress(SandboxError):
+            await box.release()
+    journal = Journal(state)
+    assert len(journal.hosts()) == 1
+    journal.close()
+    machines[0].mend()
+    async with SlotPool.from_config(config) as pool:
+        await eventually(lambda: len(list((state / "ssh").iterdir())) == 1)
+        async with pool.lease("t") as box:
+            assert (await box.exec("echo here")).output == "here\n"
+    await nothing_left(machines, state)
