@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -229,18 +230,21 @@ def stop(request: Request) -> dict[str, Any]:
 
 def _end(directory: Path) -> None:
     """End whatever has the host's file open: also a server whose start was interrupted before it was recorded."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        others = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
-        holders = [pid for pid in others if holds_open(pid, directory / ALIVE)]
-        ticks = {pid: cleanup.start_ticks(pid) for pid in holders}
-        for pid in holders:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline_s = time.monotonic() + TERM_GRACE_S
-        while any(begun is not None and cleanup.start_ticks(pid) == begun for pid, begun in ticks.items()):
-            if time.monotonic() > deadline_s:
-                break
-            time.sleep(0.02)
+    others = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
+    for pid in [pid for pid in others if holds_open(pid, directory / ALIVE)]:
+        try:
+            # Opened before the process is proven ours: the signal cannot reach another one that gets its number.
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if holds_open(pid, directory / ALIVE):
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(process, number)
+                    select.select([process], [], [], TERM_GRACE_S)
+        finally:
+            os.close(process)
 
 
 def list_hosts(request: Request) -> list[dict[str, Any]]:

@@ -4,9 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +14,7 @@ from sandbox_pool.journal.journal import Journal
 from sandbox_pool.journal.owner import this_process
 from support.pool_leftovers import cgroup_name, leftovers, processes
 from support.pool_wait import eventually, started
-from support.ssh_machines import Keys, LoopbackMachine
-
-PROGRAM = Path(__file__).parents[2] / "support" / "pool_program.py"
+from support.ssh_machines import Keys, LoopbackMachine, busy_client, kill
 
 
 @contextlib.contextmanager
@@ -29,20 +24,6 @@ def one_more(keys, name, *settings, **more):
         yield machine
     finally:
         machine.close()
-
-
-def busy_client(config, folder, leases):
-    """A process that keeps its leases busy."""
-    path = folder / "config.json"
-    path.write_text(config.model_dump_json())
-    client = subprocess.Popen([sys.executable, PROGRAM, path, str(leases)], stdout=subprocess.PIPE)
-    assert client.stdout.readline() == b"busy\n"
-    return client
-
-
-def kill(client):
-    client.send_signal(signal.SIGKILL)
-    client.communicate()
 
 
 def kill_ssh(keys):

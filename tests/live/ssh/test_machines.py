@@ -2,19 +2,22 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from sandbox_pool import PoolConfig, SandboxError, SandboxLost, SlotPool
+from sandbox_pool import PoolConfig, SandboxLost, SlotPool
 from sandbox_pool.conformance import all_checks, run_checks
 from sandbox_pool.conformance.runner import make_context
 from sandbox_pool.journal.journal import Journal
 from support.pool_leftovers import cgroups
 from support.pool_wait import eventually, started
-from support.ssh_machines import DISK, NamespacedMachine, namespaces_work
+from support.ssh_machines import DISK, NamespacedMachine, busy_client, kill, namespaces_work
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -72,6 +75,13 @@ async def nothing_left(machines, state):
     assert list((state / "ssh").iterdir()) == []
 
 
+def gc(state):
+    """`hermes-rl pool gc` as a process of its own: its exit code, and what it did."""
+    command = [sys.executable, "-m", "environments.apps.cli.main", "pool", "gc", "--json", "--state-dir", str(state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, sorted(action["done"] for action in json.loads(done.stdout)["actions"])
+
+
 async def test_one_is_cut_off_one_rebooted_and_one_full_and_leases_go_on(machines, keys, tmp_path):
     cut, rebooted, full = machines
     state = tmp_path / "state"
@@ -96,6 +106,7 @@ async def test_one_is_cut_off_one_rebooted_and_one_full_and_leases_go_on(machine
         await eventually(lambda: any("full" in host.unhealthy for host in pool.status().hosts))
         for box in boxes:
             await box.release()
+        await eventually(lambda: any(host.state == "ready" and not host.unhealthy for host in pool.status().hosts))
         for number in range(6):
             async with pool.lease(f"later-{number}") as box:
                 assert place_of(box) == rebooted.name
@@ -104,7 +115,8 @@ async def test_one_is_cut_off_one_rebooted_and_one_full_and_leases_go_on(machine
         full.free_disk()
         cut.mend()
         await eventually(lambda: sum(host.state == "ready" and not host.unhealthy for host in pool.status().hosts) == 3)
-        assert {place_of(box) for box in [await pool.acquire(f"all-{number}") for number in range(6)]} == set(on)
+        # What was lost with the cut one may have been replaced on another; the one that was full serves again.
+        assert full.name in {place_of(box) for box in [await pool.acquire(f"all-{number}") for number in range(6)]}
     await nothing_left(machines, state)
 
 
@@ -177,24 +189,16 @@ async def test_every_promise_is_kept_on_a_machine_at_the_level_of_local_slots(ma
     await nothing_left(machines, tmp_path / "state")
 
 
-async def test_a_machine_that_cannot_be_asked_keeps_its_host_on_record(machines, keys, tmp_path):
-    """`stop` is the truth: what cannot be confirmed stays in the journal until the machine answers again."""
+async def test_what_a_killed_client_left_on_a_machine_that_is_cut_off_waits_for_it(machines, keys, tmp_path):
+    """`stop` is the truth: what cannot be confirmed stays on record until the machine answers again."""
     state = tmp_path / "state"
-    config = config_of(machines[:1], keys, state, min_hosts=1, max_hosts=1)
-    async with SlotPool.from_config(config) as pool:
-        box = await pool.acquire("t")
-        running = await started(box, "sleep 7777")
-        machines[0].cut()
-        with pytest.raises(SandboxLost):
-            await running
-        with contextlib.suppress(SandboxError):
-            await box.release()
-    journal = Journal(state)
-    assert len(journal.hosts()) == 1
-    journal.close()
+    config = config_of(machines, keys, state)
+    client = await asyncio.to_thread(busy_client, config, tmp_path, 6)
+    names = {machine.name: machine.cgroups() for machine in machines}
+    machines[0].cut()
+    kill(client)
+    assert await asyncio.to_thread(gc, state) == (1, ["destroyed", "destroyed", "failed"])
     machines[0].mend()
-    async with SlotPool.from_config(config) as pool:
-        await eventually(lambda: len(list((state / "ssh").iterdir())) == 1)
-        async with pool.lease("t") as box:
-            assert (await box.exec("echo here")).output == "here\n"
+    assert await asyncio.to_thread(gc, state) == (0, ["destroyed"])
+    assert cgroups([name for found in names.values() for name in found]) == []
     await nothing_left(machines, state)
