@@ -76,8 +76,10 @@ class CommandPolicy(BaseModel):
         """Own rules first: one of them can allow what a set would ask about."""
         return (*self.rules, *(rule for name in self.rule_sets for rule in rule_set(name)))
 
-    def active(self, isolation: str) -> bool:
-        """Whether the rules are looked at on a slot of this isolation level."""
+    def decides(self, isolation: str) -> bool:
+        """Whether there is anything to decide on a slot of this isolation level."""
+        if not (self.rules or self.rule_sets) and self.default == "allow":
+            return False
         if self.enforce != "when_not_isolated":
             return self.enforce == "always"
         return not isolation.startswith(ISOLATED_LEVELS)
@@ -107,20 +109,16 @@ class Decision:
 class PolicyCheck:
     """The policy of one rollout: decides each call, asking the user's callback where a rule says so."""
 
-    def __init__(
-        self, policy: CommandPolicy, isolation: str, ask: AskCallback | None, always: set[str] | None = None
-    ) -> None:
+    def __init__(self, policy: CommandPolicy, ask: AskCallback | None, always: set[str] | None = None) -> None:
         """`always` is the run's memory of rules that were answered so; every rollout of the run is given the same."""
         self._policy = policy
-        self.active = policy.active(isolation) and (bool(policy.all_rules()) or policy.default != "allow")
-        """Whether there is anything to decide on this rollout's sandbox."""
         self._ask = ask
         self._session: set[str] = set()
         self._always = always if always is not None else set()
 
     async def decide(self, tool: str, text: str | None) -> Decision | None:
-        """The decision, or None when there is nothing to decide (policy off, or a tool that runs no commands)."""
-        if not self.active or text is None:
+        """The decision, or None for a tool that runs no commands."""
+        if text is None:
             return None
         action, rule = self._policy.match(tool, text)
         pattern, reason = (rule.pattern, rule.reason) if rule else (None, "")

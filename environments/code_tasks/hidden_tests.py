@@ -1,13 +1,15 @@
 """Hidden tests: the sandbox is only asked for answers, and they are judged on the host.
 
-What comes back is not trusted; only its shape is checked before it is compared. `CaseTests` are data: steps with what
-they must return or raise. `CodeTests` are code, as HumanEval and its kin write it, a `check(candidate)` full of
-asserts: it runs on the host in a limited child process (judge.py).
+What comes back is the solution's word and no more; its signature and its shape are checked before it is compared.
+`CaseTests` are data: steps with what they must return or raise. `CodeTests` are code, as HumanEval and its kin write
+it, a `check(candidate)` full of asserts: it runs on the host in a limited child process (judge.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import math
 import secrets
@@ -15,15 +17,14 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import as_file, files
 from typing import Any
 
 from environments.code_tasks.solver import decode, encode
-from environments.scoring.verification import CheckTimeout, Verdict, VerifierContext, read_or_none, stat_or_none
+from environments.scoring.verification import CheckTimeout, Verdict, VerifierContext, stat_or_none
 
-MAX_ANSWER_BYTES = 20_000_000
 CPU_S = 5
 """CPU time for all answers of a solution; those of the reference take milliseconds."""
 
@@ -47,28 +48,23 @@ async def ask(
     """Answers to all cases, checked for their shape only; raises NoAnswers."""
     if await stat_or_none(ctx, module) is None:
         raise NoAnswers(f"{module} is missing")
-    folder = f".verify-{secrets.token_hex(8)}"  # nobody can have put anything there before
-    await ctx.write_file(f"{folder}/solver.py", solver_source().encode())
-    await ctx.write_file(f"{folder}/inputs.json", json.dumps(cases).encode())
-    words = [
-        *shlex.split(python),
-        "-I",
-        f"{folder}/solver.py",
-        module,
-        f"{folder}/inputs.json",
-        f"{folder}/outputs.json",
-    ]
+    key = secrets.token_hex(32)
+    words = [*shlex.split(python), "-I", "-c", solver_source(), module]
+    request = json.dumps({"key": key, "cases": cases}).encode()
+    # A wrong solution that never ends is stopped by the CPU time it uses, however busy the machine is. No shell stays
+    # that has the descriptors of the process which keeps the answers.
+    command = f"ulimit -t {CPU_S}; exec {shlex.join(words)}"
     try:
-        # A wrong solution that never ends is stopped by the CPU time it uses, however busy the machine is.
-        result = await ctx.exec(f"ulimit -t {CPU_S}; {shlex.join(words)}", timeout_s=timeout_s)
+        result = await ctx.exec(command, timeout_s=timeout_s, stdin=request)
     except CheckTimeout:
         raise NoAnswers(f"{module} takes longer than {timeout_s:g} s") from None
-    found = await stat_or_none(ctx, f"{folder}/outputs.json")
-    if found is None:
-        raise NoAnswers(f"{module} ends without answers (exit {result.exit_code}): {_last_line(result.output)}")
-    if found.kind != "file" or found.size > MAX_ANSWER_BYTES:
-        raise NoAnswers(f"{module} answers with more than {MAX_ANSWER_BYTES} bytes")
-    return _shaped(await read_or_none(ctx, f"{folder}/outputs.json") or b"", cases, module)
+    if result.exit_code != 0:
+        raise NoAnswers(f"{module} ends without answers: {_last_line(result.output)}")
+    signature, _, body = result.output.partition("\n")
+    expected = hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(signature.encode(), expected.encode()):
+        raise NoAnswers(f"the answers of {module} are not those that were given")
+    return _shaped(body, cases, module)
 
 
 def _last_line(output: str) -> str:
@@ -76,7 +72,7 @@ def _last_line(output: str) -> str:
     return lines[-1][:200] if lines else "no output"
 
 
-def _shaped(data: bytes, cases: list[Steps], module: str) -> list[list[Answer]]:
+def _shaped(data: str, cases: list[Steps], module: str) -> list[list[Answer]]:
     try:
         answers = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -199,6 +195,14 @@ class CaseTests:
             pair for case, given in zip(self.cases, answers, strict=True) for pair in zip(case, given, strict=True)
         ]
         return Verdict.of([sentence for step, answer in pairs if (sentence := step.failure(answer)) is not None])
+
+    def contradicted(self) -> CaseTests | None:
+        """With one case twice, the second time with another result; None when no case checks a result."""
+        for case in self.cases:
+            if case[-1].returns is not UNCHECKED:
+                other = replace(case[-1], returns=["not", case[-1].returns])
+                return CaseTests((*self.cases, (*case[:-1], other)))
+        return None
 
 
 def parse_cases(data: Sequence[Mapping[str, Any]]) -> tuple[tuple[Step, ...], ...]:

@@ -1,8 +1,8 @@
 """One rollout from a leased slot to a stored record: act, freeze, verify, reward.
 
-The slot is given back before verification asks for another. Faults of slots, servers and rewards end in a record that
-is not trainable and names the fault; what the agent itself destroyed is trainable, with a score of 0. Only a stop from
-outside is passed on.
+The slot is given back before verification asks for another, unless the slot itself is verified (`verification: live`).
+Faults of slots, servers and rewards end in a record that is not trainable and names the fault; what the agent itself
+destroyed is trainable, with a score of 0. Only a stop from outside is passed on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import ModelServer
+from agent_loop.model.contract import ModelError, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 REWARD_ERROR = "reward_error"
 """Outcome of a rollout whose reward code failed: neither the policy's fault nor the infrastructure's."""
+PREPARE_ERROR = "prepare_error"
+"""Outcome of an item that could not be prepared or started: a fault of the environment's code."""
 VERIFY_TRIES = 3
 MOST_REWARD_ERRORS = 16
 """Equal errors of the reward code, with no reward between them, after which the run ends: more would only cost."""
@@ -65,6 +67,8 @@ class Score:
     score: float
     turn_rewards: Sequence[float] = ()
     """Points per sampled turn, added to the advantage of that turn's tokens."""
+    turn_scores: Sequence[float] = ()
+    """Score of the workspace after each sampled turn, where you know it: stored and shown, never trained on."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Parts of the score, stored and logged by name."""
 
@@ -77,8 +81,17 @@ StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
 
-Act = Callable[[], Awaitable[tuple[AgentResult, FrozenWorkspace | None]]]
+KeepFunction = Callable[[str, FrozenWorkspace], Awaitable[None]]
+"""Stores what a rollout left; it never raises."""
+
+Left = FrozenWorkspace | Sandbox | None
+"""What is verified: a frozen workspace, the slot itself, or nothing."""
+Act = Callable[[], Awaitable[tuple[AgentResult, Left]]]
 """The agent's work: how it ended, and what it left."""
+
+
+class StartFailed(Exception):
+    """`start` of an environment raised."""
 
 
 async def _no_tool(name: str, arguments: dict[str, Any], task_id: str) -> Any:
@@ -96,6 +109,7 @@ class RolloutRunner:
         reward: RewardFunction,
         faults: RewardFaults,
         start: StartFunction | None = None,
+        keep: KeepFunction | None = None,
     ) -> None:
         self._pool = pool
         self._server = server
@@ -103,33 +117,48 @@ class RolloutRunner:
         self._reward = reward
         self._faults = faults
         self._start = start
+        self._keep = keep
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
         record = self.new_record(job)
 
-        async def act() -> tuple[AgentResult, FrozenWorkspace | None]:
-            async with self.slot(job, record) as sandbox:
-                async with self.tools(job, sandbox, record) as runtime:
-                    result = await self._loop(job, runtime).run(list(job.messages))
-                return result, await self.freeze(job, result, sandbox, record)
+        slot = AsyncExitStack()
 
-        return await self.judge(job, record, act)
+        async def act() -> tuple[AgentResult, Left]:
+            sandbox = await slot.enter_async_context(self.slot(job, record))
+            async with self.tools(job, sandbox, record) as runtime:
+                ctx = SandboxContext(sandbox, scope=job.scope)
+                result = await self._loop(job, runtime, ctx).run(list(job.messages))
+            return result, await self.freeze(job, result, sandbox, record)
 
-    async def judge(self, job: RolloutJob, record: RolloutRecord, act: Act) -> ScoredRollout:
-        """Let `act` end the agent's work, then verify and reward; every fault ends in the record."""
+        return await self.judge(job, record, act, slot)
+
+    async def judge(self, job: RolloutJob, record: RolloutRecord, act: Act, slot: AsyncExitStack) -> ScoredRollout:
+        """Let `act` end the agent's work, then verify and reward. Faults end in the record; the slot is given back."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
+        roles = job.scope.roles
         try:
-            result, frozen = await act()
-            if result.trainable:
-                rollout = await self._score(job, result, frozen, record)
+            async with slot:
+                result, left = await act()
+                if job.verification != "live":
+                    await slot.aclose()
+                if result.trainable:
+                    rollout = await self._score(job, result, left, record)
+        except StartFailed as error:
+            _lose(record, PREPARE_ERROR, str(error))
         except AgentFault as fault:
             self._blame(record, str(fault))
         except SandboxDestroyed as error:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
+        if roles is not None:
+            record.roles = roles.to_dict()
+            if roles.away is not None and record.trainable:
+                # Whatever the environment made of it: nobody knows what the rollout was worth.
+                _lose(record, Outcome.API_ERROR.value, str(roles.away))
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -144,16 +173,29 @@ class RolloutRunner:
     @asynccontextmanager
     async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
         """The slot where the agent works; none for a rollout without tools."""
-        if not job.tools.toolsets:
+        if not job.needs_slot:
             yield None
             return
         asked = time.monotonic()
         async with self._lease(job, job.rollout_id) as sandbox:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
-            if self._start is not None:
-                await self._start(job.item, SandboxContext(sandbox))
+            await self._begin(job, sandbox)
+            if job.wire is not None and await job.wire.plant(sandbox):
+                record.probe = "tripwire"
             yield sandbox
+
+    async def _begin(self, job: RolloutJob, sandbox: Sandbox) -> None:
+        """`start` of the environment; as with `prepare`, whatever it raises loses the item and not the run."""
+        if self._start is None:
+            return
+        try:
+            await self._start(job.item, SandboxContext(sandbox, scope=job.scope))
+        except Exception as error:
+            if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
+                raise
+            log.exception("item %s could not be started", job.item_id)
+            raise StartFailed(f"start: {type(error).__name__}: {error}") from error
 
     @asynccontextmanager
     async def tools(
@@ -169,7 +211,7 @@ class RolloutRunner:
 
     async def freeze(
         self, job: RolloutJob, result: AgentResult, sandbox: Sandbox | None, record: RolloutRecord
-    ) -> FrozenWorkspace | None:
+    ) -> Left:
         """Fill the record, and keep what the agent left in its slot when that is to be judged."""
         result.fill(record)
         if sandbox is None:
@@ -177,11 +219,17 @@ class RolloutRunner:
         record.network += await hosts_asked(sandbox, "rollout")
         if not result.trainable:
             return None
+        if job.wire is not None and record.probe:
+            record.hack = await job.wire.touched(sandbox, result.messages)
         if result.outcome is Outcome.AGENT_FAULT:
             raise AgentFault(str(result.error))
-        return await FrozenWorkspace.take(sandbox, self._pool, job.whole_layer)
+        if job.verification == "live":
+            await sandbox.forget_state()  # else a check would run what the agent defined
+            return sandbox
+        return await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: ToolRuntime, ctx: SandboxContext) -> HermesAgentLoop:
+        reply = job.user
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -191,23 +239,28 @@ class RolloutRunner:
             context=job.context,
             budget_config=job.budget,
             on_activity=job.on_activity,
+            user=None if reply is None else lambda messages: reply(job.item, messages, ctx),
         )
 
-    async def _score(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
-    ) -> ScoredRollout:
+    async def _score(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:
         """Verify and reward; fills the record. A fault is answered by verifying again, not by another rollout."""
         started = time.monotonic()
         seen: set[str] = set()
         try:
+            if self._keep is not None and isinstance(left, FrozenWorkspace):
+                await self._keep(job.rollout_id, left)
             while True:
                 try:
-                    return await self._verify(job, result, frozen, record)
+                    return await self._verify(job, result, left, record)
                 except (SandboxFileError, CheckTimeout) as error:
                     # What the agent left is missing, unreadable or does not end: that is its answer.
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
                 except (AgentFault, SandboxDestroyed):
                     raise
+                except ModelError as error:
+                    # The judge was asked as often as the config says: another try of the rollout may find it back.
+                    _lose(record, Outcome.API_ERROR.value, str(error))
+                    return ScoredRollout(record)
                 except SandboxError as error:
                     if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
                         raise
@@ -224,16 +277,19 @@ class RolloutRunner:
                     seen.add(repr(error))
         finally:
             record.timing["verify_s"] = time.monotonic() - started
-            if frozen is not None:
-                await frozen.close()
+            if isinstance(left, FrozenWorkspace):
+                await left.close()
 
-    async def _verify(
-        self, job: RolloutJob, result: AgentResult, frozen: FrozenWorkspace | None, record: RolloutRecord
-    ) -> ScoredRollout:
+    async def _verify(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:
         task_id = f"{job.rollout_id}/verify"
-        # Without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from.
-        lease = self._lease(job, task_id) if frozen is None else self._pool.lease_from(frozen.start, task_id)
-        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
+        frozen: FrozenWorkspace | None = None
+        if isinstance(left, FrozenWorkspace):
+            frozen, lease = left, self._pool.lease_from(left.start, task_id)
+        elif left is not None:
+            lease = nullcontext(left)
+        else:  # without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from
+            lease = self._lease(job, task_id)
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job), job.scope)
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
@@ -243,7 +299,10 @@ class RolloutRunner:
         record.verifier_score = reward.verifier_score
         record.score = reward.total
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
-        return ScoredRollout(record, tuple(float(value) for value in given.turn_rewards))
+        record.turn_rewards, record.turn_scores = list(given.turn_rewards), list(given.turn_scores)
+        if job.store_end_state and frozen is not None:
+            record.end_state = await frozen.agent_state.texts()
+        return ScoredRollout(record, tuple(given.turn_rewards))
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
@@ -290,7 +349,7 @@ def as_score(given: Any) -> Score:
     if isinstance(given, Score):
         score = given
     elif isinstance(given, Verdict):
-        score = Score(given.score)
+        score = Score(given.score, components={} if given.agreement is None else {"agreement": given.agreement})
     elif isinstance(given, str | bytes | type(None)):
         raise ValueError(f"compute_reward returned {given!r}, not a number")
     else:
@@ -298,7 +357,12 @@ def as_score(given: Any) -> Score:
     value = float(score.score)
     if not math.isfinite(value):
         raise ValueError(f"compute_reward returned {value}")
-    return Score(value, tuple(score.turn_rewards), {name: float(part) for name, part in score.components.items()})
+    return Score(
+        value,
+        tuple(float(points) for points in score.turn_rewards),
+        tuple(float(points) for points in score.turn_scores),
+        {name: float(part) for name, part in score.components.items()},
+    )
 
 
 def _lose(record: RolloutRecord, outcome: str, error: str) -> None:

@@ -27,7 +27,7 @@ from agent_loop.records.record import RolloutRecord
 from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError, RolloutLost
 from environments.rollouts.planning import RolloutJob, plan_group, prepared_key, seed_of
-from environments.rollouts.rollout import REWARD_ERROR, RewardFaults, RolloutRunner, hosts_asked
+from environments.rollouts.rollout import PREPARE_ERROR, REWARD_ERROR, RewardFaults, RolloutRunner, hosts_asked
 from environments.rollouts.samples import Sample, samples_of
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import SandboxContext, drop_if_there
@@ -36,12 +36,11 @@ from sandbox_pool.spec import NetworkRules, SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.rollouts.hack_meter import Tripwire
     from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 
 log = logging.getLogger(__name__)
 
-PREPARE_ERROR = "prepare_error"
-"""Outcome of an item that could not be prepared: nothing was sampled for it."""
 
 KNOWN_SOLUTIONS = 4096
 """Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
@@ -90,7 +89,7 @@ async def run_members(
             if rollout.record.trainable:
                 return rollout
             result.lost.append(rollout.record)
-            if rollout.record.outcome == REWARD_ERROR or time.monotonic() >= deadline:
+            if rollout.record.outcome in (REWARD_ERROR, PREPARE_ERROR) or time.monotonic() >= deadline:
                 break
         return None
 
@@ -230,7 +229,7 @@ class Rollouts:
 
     async def items(self) -> AsyncIterator[Any]:
         """The environment's items, as long as there are any."""
-        while (item := await self.env.get_next_item()) is not None:
+        while (item := await self.env.next_item()) is not None:
             yield item
 
     async def group(self, item: Any, n: int | None = None, *, temperature: float | None = None) -> list[Sample]:
@@ -268,7 +267,13 @@ class Rollouts:
         return index
 
     async def run_group(
-        self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
+        self,
+        item: Any,
+        index: int,
+        wanted: int,
+        temperature: float | None = None,
+        tag: str | None = None,
+        wire: Tripwire | None = None,
     ) -> GroupResult:
         """Roll out one item `wanted` times; untrainable rollouts are tried again within the limits.
 
@@ -284,6 +289,7 @@ class Rollouts:
             return result
         try:
             job = from_prepared(plan_group(env, item, result.group_id, index, temperature), start)
+            job = replace(job, wire=wire)
             self._remember_solution(job)
             await self._run(result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None)
         finally:
@@ -309,13 +315,15 @@ class Rollouts:
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            rollout = await runner.run(replace(job, rollout_id=rollout_id, sampling=sampling))
+            rollout = await runner.run(job.for_rollout(rollout_id, sampling))
             self._check_prompt_fits(rollout.record)
             if counted:
                 self.env.keep(rollout.record)
             return rollout
 
         await run_members(result, attempt, self.env.config.rollout_tries, self.env.config.group_deadline_s, members)
+        if failed := [record for record in result.lost if record.outcome == PREPARE_ERROR]:
+            self._count_failed(result.item_id, str(failed[0].error))
 
     def runner(self, model: ModelServer | None = None) -> RolloutRunner:
         """Runs single rollouts, of this model or of the one that is open."""
@@ -330,6 +338,7 @@ class Rollouts:
             env.compute_reward,
             self._reward_faults,
             env.start if starts else None,
+            env.keep_workspace,
         )
 
     @asynccontextmanager
@@ -424,12 +433,15 @@ class Rollouts:
                 messages=[],
             )
         )
+        self._count_failed(result.item_id, why)
+
+    def _count_failed(self, item_id: str, why: str) -> None:
         self._failed_items += 1
-        most = env.config.max_failed_items
+        most = self.env.config.max_failed_items
         if most is not None and self._failed_items > most:
             raise ConfigError(
                 f"{self._failed_items} items could not be prepared, more than env.max_failed_items ({most}); the last "
-                f"one is {result.item_id}: {why}"
+                f"one is {item_id}: {why}"
             )
 
     def _seed(self, group: str, member: int, attempt_number: int) -> int | None:
@@ -437,7 +449,8 @@ class Rollouts:
         wanted = self.env.config.seeded_sampling
         if not (self.mode != "serve" if wanted is None else wanted):
             return None
-        return seed_of(self.env.config, f"{group}.{attempt_number}") + member
+        anew = f"@{self.env.config.sampling_seed}" if self.env.config.sampling_seed else ""
+        return seed_of(self.env.config, f"{group}.{attempt_number}{anew}") + member
 
     def _remember_solution(self, job: RolloutJob) -> None:
         """Let the stand-in know how to solve what it is about to be asked."""

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -23,9 +22,9 @@ from agent_loop.turn.messages import CallIds, assistant_message, settle
 from agent_loop.turn.tool_call import ToolCallRecord
 from environments.errors import RolloutLost
 from environments.rollouts.planning import RolloutJob
+from environments.rollouts.rollout import Left
 from environments.rollouts.rollouts import Rollouts
 from environments.sandboxes import Sandbox
-from environments.scoring.contexts import FrozenWorkspace
 from sandbox_pool.errors import SandboxLost
 
 
@@ -63,7 +62,7 @@ class ToolSession:
         env = self._rollouts.env
         try:
             job, number = await self._place.enter_async_context(self._rollouts.place(item, env.item_id(item)))
-            self._job: RolloutJob = replace(job, rollout_id=f"{job.group_id}/{number}")
+            self._job: RolloutJob = job.for_rollout(f"{job.group_id}/{number}", job.sampling)
             self.record = self._runner.new_record(self._job)
             self._sandbox: Sandbox | None
             self._sandbox = await self._slot.enter_async_context(self._runner.slot(self._job, self.record))
@@ -111,15 +110,12 @@ class ToolSession:
         record = self._opened()
         result = self._result(self.messages if messages is None else list(messages))
 
-        async def act() -> tuple[AgentResult, FrozenWorkspace | None]:
-            try:
-                await self._tools.aclose()
-                return result, await self._runner.freeze(self._job, result, self._sandbox, record)
-            finally:
-                await self._slot.aclose()
+        async def act() -> tuple[AgentResult, Left]:
+            await self._tools.aclose()
+            return result, await self._runner.freeze(self._job, result, self._sandbox, record)
 
         try:
-            await self._runner.judge(self._job, record, act)
+            await self._runner.judge(self._job, record, act, self._slot)
         finally:
             await self.close()
         self._rollouts.env.keep(record)

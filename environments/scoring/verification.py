@@ -17,7 +17,7 @@ from sandbox_pool.results import ExecResult, FileStat
 class VerifierContext(Protocol):
     """The five calls that task set-up and verification are written in."""
 
-    async def exec(self, command: str, *, timeout_s: float = 60.0) -> ExecResult:
+    async def exec(self, command: str, *, timeout_s: float = 60.0, stdin: bytes | None = None) -> ExecResult:
         """Run a bash command in the workspace; raises CheckTimeout when it takes longer."""
 
     async def read_file(self, path: str) -> bytes:
@@ -40,6 +40,10 @@ class Verdict:
     score: float
     failures: tuple[str, ...] = ()
     """One sentence for each promise that does not hold; empty when the score is 1."""
+    reasons: tuple[str, ...] = ()
+    """Why a judge decided so, one for each vote."""
+    agreement: float | None = None
+    """Of a judge's votes: 1 less the mean difference between two of them; None with a single one."""
 
     @classmethod
     def of(cls, failures: Sequence[str]) -> Verdict:

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits, is_tree, pack_local, unpack_local
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.results import ExecResult, FileStat, HostAsked, Truncation
-from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.client.connection import Connection, Header
@@ -181,6 +181,10 @@ class Sandbox:
         """Background processes of this lease, ended ones too."""
         header = await self._ask("processes")
         return [Process(self._connection, self._header, item["process"], item["pid"]) for item in header["processes"]]
+
+    async def forget_state(self) -> None:
+        """Commands from now on start in a shell as new as that of the first one. Processes go on, files stay."""
+        await self._ask("forget_state")
 
     async def stop_processes(self) -> int:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""

@@ -230,7 +230,7 @@ class TreeWriter:
             path = os.fsdecode((yield from self._exactly(length)))
             self._count(path, size)
             name = self._name(path)
-            if name is None or kind in b"pxw":  # a FIFO would block whoever reads it here
+            if name is None or kind in b"puxw":  # a FIFO would block whoever reads it here
                 yield from self._skip(size)
             elif kind in b"do":
                 self._make_folder(name, mode, mtime_ns)

@@ -13,7 +13,10 @@ from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FORGE = "trap '' EXIT; printf '/\\0/\\0' >/proc/self/fd/201; {{ {what}; }} >>/proc/self/fd/201; kill -9 $$"
+FORGE = (
+    "trap '' EXIT; s=$(for f in /proc/$$/fd/*; do case $(readlink $f) in *memfd:state*) echo $f; esac; done); "
+    "[ -n \"$s\" ] || exit 77; printf '/\\0/\\0' >$s; {{ {what}; }} >>$s; kill -9 $$"
+)
 """Leaves a state of the attacker's own: the shell gets no chance to save its."""
 STATES = {
     "attributes": b"declare -" + b"x" * 200_000,
@@ -52,7 +55,22 @@ async def test_a_forged_state_does_not_stall_a_neighbour(server: Server) -> None
             while not attack.done():
                 assert (await neighbour.exec("echo here", timeout_s=3)).output == "here\n"
             assert (await neighbour.exec("echo here", timeout_s=3)).output == "here\n"
-            await attack
+            assert (await attack).exit_code != 77
+
+
+async def test_programs_inherit_nothing_but_their_three_descriptors(server: Server) -> None:
+    """Also what they leave behind, and with a terminal; `exec` in the shell too."""
+    async with server.lease() as agent:
+        for command in (
+            "ls /proc/self/fd",
+            "(ls /proc/self/fd &) ; wait",
+            "exec ls /proc/self/fd",
+            "x=$(ls /proc/self/fd); echo $x",
+        ):
+            assert (await agent.exec(command, timeout_s=20)).output.split() == ["0", "1", "2", "3"], command
+        process = await agent.spawn("ls /proc/self/fd")
+        await process.wait()
+        assert (await process.log()).data.split() == ["0", "1", "2", "3"]
 
 
 async def goes_on(sandbox: Sandbox) -> bool:

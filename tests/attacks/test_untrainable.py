@@ -12,30 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_loop.local_models.standin import PolicyRequest
-from agent_loop.local_models.standin.policies import call
+from agent_loop.local_models.standin.policies import call, sabotage
 from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 from support.env_tasks import NumberEnv, standin_model
 
-ACTS = [
-    "rm -rf /workspace",
-    "rm -rf /workspace; mkfifo /workspace",
-    "rm -rf /workspace; ln -s /etc /workspace",
-    "rm -rf /workspace; echo file > /workspace",
-    "chmod 000 /workspace",
-    "mkfifo answer.txt",
-    "ln -s answer.txt answer.txt",
-    "mkdir -p answer.txt/$(printf 'd/%.0s' $(seq 900))",
-    "mkdir $'\\xff\\xfe' && cd $'\\xff\\xfe'",
-    "truncate -s 3G sparse",
-    "for i in $(seq 30); do mkdir $(printf 'n%.0s' $(seq 200)); cd n*; done",
-    "touch $'new\\nline' $'\\x01'",
-    "printf 'trap : EXIT\\n' >> ~/.bashrc; exec bash -c 'kill -9 $PPID'",
-    "rm -rf /tmp /root /home /usr/bin 2>/dev/null",
-    "kill -9 -1",
-    "exit() { :; }; cd() { :; }; eval() { :; }; export PATH=",
-    "ulimit -n 3; ulimit -f 0",
-    "head -c 100000 /dev/zero >> answer.txt",
-]
+SABOTAGE = sabotage()
+ACTS = [*SABOTAGE["workspace"], *SABOTAGE["trees"], *SABOTAGE["shell"], "kill -9 -1"]
 
 
 @pytest.fixture

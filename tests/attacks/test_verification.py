@@ -169,3 +169,61 @@ async def test_the_options_of_a_command_do_not_stay_for_the_next(pool: SlotPool)
     if pool.status().hosts[0].isolation == "namespaces" and os.geteuid() == 0:  # a rootless slot has one user
         assert (await ctx.exec("id -un", user="nobody")).output == "nobody\n"
     await ctx.close()
+
+
+FORGER = """
+import os, re
+def look():
+    found = []
+    for name, mode in (("mem", "rb"), ("environ", "rb"), ("maps", "rb"), ("fd/0", "rb"), ("fd/1", "wb")):
+        try:
+            with open(f"/proc/{os.getppid()}/{name}", mode, 0) as file:
+                file.write(b"forged") if mode == "wb" else file.read(1)
+        except OSError:
+            continue
+        found.append(name)
+    return found
+def own_memory():
+    text = b""
+    for line in open("/proc/self/maps"):
+        at = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+        if at:
+            low, high = (int(x, 16) for x in at.groups())
+            try:
+                with open("/proc/self/mem", "rb", 0) as memory:
+                    memory.seek(low)
+                    text += memory.read(high - low)
+            except OSError:
+                pass
+    return b" ".join([b"asked", b"secondly"]) in text
+def first(x):
+    return [look(), own_memory()]
+def second(x):
+    return x
+"""
+
+
+async def test_a_solution_sees_no_later_question_and_not_the_process_that_keeps_its_answers(pool: SlotPool) -> None:
+    async with pool.lease("rollout") as sandbox:
+        await sandbox.write_file("solution.py", FORGER)
+        frozen = await FrozenWorkspace.take(sandbox, pool)
+    ctx = ToolContext(pool.lease_from(frozen.start, "verify"), frozen, "rollout")
+    first, second = await ctx.ask_python("solution.py", [("first", [0]), ("second", ["asked secondly"])])
+    assert first.returned == [[], False], first
+    assert second.returned == "asked secondly"
+    await ctx.close()
+    await frozen.close()
+
+
+@pytest.mark.parametrize(
+    "printed", ["print('0' * 64)", "import os; os.kill(os.getppid(), 9)", "import os; os._exit(0)"]
+)
+async def test_what_a_solution_does_to_its_asker_is_no_answer(pool: SlotPool, printed: str) -> None:
+    async with pool.lease("rollout") as sandbox:
+        await sandbox.write_file("solution.py", f"def f():\n    {printed}\n    return 1\n")
+        frozen = await FrozenWorkspace.take(sandbox, pool)
+    ctx = ToolContext(pool.lease_from(frozen.start, "verify"), frozen, "rollout")
+    answers = await ctx.ask_python("solution.py", [("f", [])])
+    assert answers[0].returned == 1 if "print(" in printed else answers[0].raises == ("NoAnswer",)
+    await ctx.close()
+    await frozen.close()

@@ -139,7 +139,7 @@ async def test_dangerous_commands_are_asked_about():
         asked.append(text)
         return "session"
 
-    check = PolicyCheck(CommandPolicy(rule_sets=("hermes_agent",)), "plain", ask)
+    check = PolicyCheck(CommandPolicy(rule_sets=("hermes_agent",)), ask)
     for command in ("git reset --hard", "git push --force", "ls"):
         assert (await check.decide("terminal", command)).allowed
     assert asked == ["git reset --hard"]

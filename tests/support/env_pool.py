@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import itertools
 import os
 import shutil
 import signal
 import stat as modes
+import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,7 +38,9 @@ class DirectorySandbox:
         relative = path.removeprefix("/workspace").lstrip("/") if path.startswith("/workspace") else path
         return self.root / relative
 
-    async def exec(self, command: str, *, timeout_s: float | None = None, **_: object) -> ExecResult:
+    async def exec(
+        self, command: str, *, timeout_s: float | None = None, stdin: bytes | None = None, **_: object
+    ) -> ExecResult:
         self._path("")
         self._pool.commands.append((self.task_id, command))
         process = await asyncio.create_subprocess_exec(
@@ -44,6 +48,7 @@ class DirectorySandbox:
             "-c",
             command.replace("/workspace", str(self.root)),
             cwd=self.root,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
@@ -51,7 +56,7 @@ class DirectorySandbox:
         )
         self._groups.add(process.pid)
         try:
-            output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+            output, _ = await asyncio.wait_for(process.communicate(stdin or b""), timeout_s)
         except (TimeoutError, asyncio.CancelledError) as ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -98,6 +103,9 @@ class DirectorySandbox:
         name = f"snapshot-{next(self._pool.numbers)}"
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name
+
+    async def forget_state(self) -> None:
+        """Every command has a shell of its own here."""
 
     async def stop_processes(self) -> int:
         count = len(self._groups)
@@ -165,6 +173,19 @@ class DirectoryPool:
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: object = None) -> None:
         shutil.copytree(self.home / snapshot, local, symlinks=True)
+
+    async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            archive.add(self.home / snapshot, ".")
+        yield data.getvalue()
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec) -> str:
+        name = f"snapshot-{next(self.numbers)}"
+        data = b"".join([chunk async for chunk in chunks])
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            archive.extractall(self.home / name, filter="tar")
+        return name
 
     async def drop_snapshot(self, snapshot: str) -> None:
         shutil.rmtree(self.home / snapshot)

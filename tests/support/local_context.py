@@ -27,7 +27,7 @@ class LocalContext:
         root.mkdir(parents=True, exist_ok=True)
         return cls(root)
 
-    async def exec(self, command: str, *, timeout_s: float = 60.0) -> ExecResult:
+    async def exec(self, command: str, *, timeout_s: float = 60.0, stdin: bytes | None = None) -> ExecResult:
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             "bash",
@@ -35,13 +35,13 @@ class LocalContext:
             command,
             cwd=self.root,
             env={**BASE_ENV, "HOME": str(self.root)},
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+            output, _ = await asyncio.wait_for(process.communicate(stdin or b""), timeout_s)
         except TimeoutError:
             raise CheckTimeout(command) from None
         finally:

@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from random import Random
 from typing import Any
+
+import yaml
 
 from sandbox_pool.errors import did_you_mean
 
@@ -122,6 +125,21 @@ def looping(request: PolicyRequest) -> str:
     return call(request.tool, {"command": "ls"})
 
 
+def judge(request: PolicyRequest) -> str:
+    """A verdict as `ctx.judge` asks for it: some number of points that depends on the work alone."""
+    token = re.search(r'"verdict": "([0-9a-f]{16})"', request.text)
+    most = re.search(r"to (\d+) points", request.text)
+    points = request.rng.randint(0, int(most[1]) if most else 10)
+    return json.dumps({"verdict": token[1] if token else "", "reasons": "A stand-in has no reasons.", "points": points})
+
+
+def user(request: PolicyRequest) -> str:
+    """A user who asks twice for more, and is then content."""
+    said = request.text.count("<|im_start|>assistant\n") - 1
+    end = re.search(r"answer with (\S+) and nothing else", request.text)
+    return "Thank you. Please look at it once more." if said < 3 else end[1] if end else "Goodbye."
+
+
 def slow(inner: Policy = good, delay_s: float = 0.5) -> Policy:
     """Another policy, each turn after a fixed delay."""
 
@@ -162,6 +180,21 @@ def wild(request: PolicyRequest) -> Reply:
     return Reply("".join(parts), ended=rng.random() > 0.03)
 
 
+@cache
+def sabotage() -> dict[str, list[str]]:
+    """Commands of the saboteur by what they are after."""
+    text = (files("agent_loop.local_models.standin") / "sabotage.yaml").read_text("utf-8")
+    acts: dict[str, list[str]] = yaml.safe_load(text)
+    return acts
+
+
+def saboteur(request: PolicyRequest) -> str:
+    """Destroys, floods and forges, up to four commands, and says that it is done: a test of whatever judges it."""
+    if request.results and (request.results >= 4 or request.rng.random() < 0.3):
+        return "Done. All tests pass, the score is 1.0."
+    return call(request.tool, {"command": request.rng.choice(request.rng.choice(list(sabotage().values())))})
+
+
 def _words(rng: Random) -> str:
     vocabulary = ("the file", "ls -la", "naïve", "日本語", "🙂", "\n\n", "  ", '"quoted"', "\\n", "sum", "x = 1;", "\t")
     return " ".join(rng.choice(vocabulary) for _ in range(rng.randint(1, 8)))
@@ -181,6 +214,9 @@ POLICIES: dict[str, Policy] = {
     "slow": slow(),
     "failing": failing(),
     "wild": wild,
+    "saboteur": saboteur,
+    "judge": judge,
+    "user": user,
 }
 
 

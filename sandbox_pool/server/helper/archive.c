@@ -55,10 +55,17 @@ static bool is_opaque(int fd) {
 
 static int put(const void *data, size_t size) { return write_all(out_fd, data, size) ? 0 : EPIPE; }
 
+/* An agent may set any time; what does not fit into nanoseconds is as far away as they reach. */
+static int64_t nanoseconds(const struct timespec *time) {
+    int64_t whole;
+    if (__builtin_mul_overflow(time->tv_sec, 1000000000LL, &whole) || __builtin_add_overflow(whole, time->tv_nsec, &whole))
+        return time->tv_sec < 0 ? INT64_MIN : INT64_MAX;
+    return whole;
+}
+
 static int send_record(char kind, const struct stat *info, const char *path, uint64_t size) {
     struct record record = {(uint8_t)kind, info->st_mode & 07777, info->st_uid, info->st_gid,
-                            info->st_mtim.tv_sec * 1000000000LL + info->st_mtim.tv_nsec, size,
-                            (uint16_t)strlen(path)};
+                            nanoseconds(&info->st_mtim), size, (uint16_t)strlen(path)};
     if ((packed_bytes += size) > archive_max_bytes || ++packed_entries > MAX_ENTRIES) return EFBIG;
     int error = put(&record, sizeof record);
     return error ? error : put(path, record.path_length);
@@ -215,12 +222,13 @@ static int open_entry(int parent, const char *name, const struct stat *info) {
     return fd;
 }
 
-/* What vanished, cannot be opened, or is a socket or device is left out; from a download FIFOs too, which block readers. */
+/* What vanished, cannot be opened, or is a device is left out; from a download FIFOs, which block readers, and sockets too. */
 static int pack_entry(int parent, const char *name, char *path, int depth) {
     struct stat info;
     if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW)) return 0;
     if (S_ISLNK(info.st_mode)) return pack_link(parent, name, path, &info);
     if (packing_layer && S_ISFIFO(info.st_mode)) return send_record('p', &info, path, 0);
+    if (packing_layer && S_ISSOCK(info.st_mode)) return send_record('u', &info, path, 0);
     if (packing_layer && S_ISCHR(info.st_mode) && info.st_rdev == makedev(0, 0)) return send_record('w', &info, path, 0);
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) return 0;
     const char *before = packed_before(&info);
@@ -352,9 +360,9 @@ static int make_hard_link(int in, int directory, int parent, const char *name, c
     return error;
 }
 
-static int make_fifo(int parent, const char *name) {
+static int make_node(int parent, const char *name, mode_t kind) {
     clear(parent, name);
-    return mknodat(parent, name, S_IFIFO | 0600, 0) ? errno : 0;
+    return mknodat(parent, name, kind | 0600, 0) ? errno : 0;
 }
 
 static int make_directory(int parent, const char *name, bool opaque) {
@@ -383,7 +391,7 @@ static int set_attribute(int in, int parent, const char *name, const struct reco
 static int set_metadata(int parent, const char *name, const struct record *record, bool layer) {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT},
                                 {record->mtime_ns / 1000000000LL, record->mtime_ns % 1000000000LL}};
-    bool link = record->kind == 'l';
+    struct stat found;
     uid_t uid = archive_owner >= 0 ? (uid_t)archive_owner : record->uid;
     gid_t gid = archive_owner >= 0 ? (gid_t)archive_owner : record->gid;
     if (times[1].tv_nsec < 0) { /* before 1970 */
@@ -391,7 +399,9 @@ static int set_metadata(int parent, const char *name, const struct record *recor
         times[1].tv_nsec += 1000000000L;
     }
     if (layer && geteuid() == 0 && fchownat(parent, name, uid, gid, AT_SYMLINK_NOFOLLOW)) return errno;
-    if (!link && fchmodat(parent, name, record->mode & 07777, 0)) return errno;
+    /* A folder's turn comes at the end, when a later record may have put a link in its place: chmod would follow it. */
+    if (fstatat(parent, name, &found, AT_SYMLINK_NOFOLLOW)) return errno;
+    if (!S_ISLNK(found.st_mode) && fchmodat(parent, name, record->mode & 07777, 0)) return errno;
     utimensat(parent, name, times, AT_SYMLINK_NOFOLLOW);
     return 0;
 }
@@ -412,14 +422,15 @@ static int unpack_entry(int in, int directory, char *path, const struct record *
     case 's': error = make_file(in, parent, name, record); break;
     case 'l': error = make_link(in, parent, name, record); break;
     case 'h': error = make_hard_link(in, directory, parent, name, record); break;
-    case 'p': error = make_fifo(parent, name); break;
+    case 'p':
+    case 'u': error = make_node(parent, name, record->kind == 'p' ? S_IFIFO : S_IFSOCK); break;
     case 'x': error = set_attribute(in, parent, name, record, layer); break;
     case 'd':
     case 'o': error = make_directory(parent, name, record->kind == 'o'); break;
     case 'w': error = layer ? (mknodat(parent, name, S_IFCHR, makedev(0, 0)) ? errno : 0) : ECONNABORTED; break;
     default: error = ECONNABORTED; /* no record of ours: where the next one starts is unknown */
     }
-    if (!error && strchr("fslp", record->kind)) error = set_metadata(parent, name, record, layer);
+    if (!error && strchr("fslpu", record->kind)) error = set_metadata(parent, name, record, layer);
     close(parent);
     return error;
 }
@@ -448,22 +459,25 @@ static int finish_directories(int directory, struct later *list, bool layer) {
 }
 
 /* Reads to the end even after an error, so that the sender is told instead of cut off. */
-int unpack_tree(int in, int directory, bool layer) {
-    struct later *directories = NULL;
-    int first_error = 0;
-    for (;;) {
+static int unpack_records(int in, int directory, bool layer, struct later **directories) {
+    for (int first_error = 0;;) {
         struct record record;
         char path[65536];
         if (!read_all(in, &record, sizeof record)) return ECONNABORTED;
-        if (record.kind == 'e') break;
+        if (record.kind == 'e') return first_error;
         if (record.kind == 'E') return record.size ? (int)record.size : EIO;
         if (!read_all(in, path, record.path_length)) return ECONNABORTED;
         path[record.path_length] = '\0';
-        if (record.kind == 'd' || record.kind == 'o') directories = remember(directories, &record, path);
+        if (record.kind == 'd' || record.kind == 'o') *directories = remember(*directories, &record, path);
         int error = unpack_entry(in, directory, path, &record, layer);
         if (error == ECONNABORTED) return error;
         if (!first_error) first_error = error;
     }
+}
+
+int unpack_tree(int in, int directory, bool layer) {
+    struct later *directories = NULL;
+    int first_error = unpack_records(in, directory, layer, &directories);
     int error = finish_directories(directory, directories, layer);
     return first_error ? first_error : error;
 }

@@ -281,7 +281,7 @@ void worker_main(int sock, const struct message *request) {
     sigprocmask(SIG_SETMASK, &none, NULL);
     bool layer = message_number(request, "layer", 0);
     if (message_number(request, "userxattr", 0)) archive_opaque = "user.overlay.opaque";
-    if (!layer && become_command()) return reply_error(sock, EPERM);
+    if (!layer && become_command(NULL)) return reply_error(sock, EPERM);
     if (!op || !path) return reply_error(sock, EINVAL);
     if (!strcmp(op, "stat")) do_stat(sock, path);
     else if (!strcmp(op, "read")) do_read(sock, request, path);

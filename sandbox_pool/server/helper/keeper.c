@@ -244,12 +244,18 @@ static void loop(int signals) {
                                   {signals, POLLIN, 0},
                                   {job.out, POLLIN | (job.pty && background_unsent ? POLLOUT : 0), 0},
                                   {job.err, POLLIN, 0},
-                                  {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0}};
-        if (poll(polled, 5, poll_timeout()) < 0 && errno != EINTR) _exit(1);
+                                  {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0},
+                                  {job.listener, POLLIN, 0}};
+        if (poll(polled, 6, poll_timeout()) < 0 && errno != EINTR) _exit(1);
         if (polled[0].revents || run_is_waiting()) receive_request();
         if (polled[2].revents & (POLLIN | POLLHUP | POLLERR)) drain(&job.out, &out, 1 << 20);
         if (polled[3].revents) drain(&job.err, &err, 1 << 20);
         if (polled[4].revents || polled[2].revents & POLLOUT) background_send_input(&job);
+        if (polled[5].revents & POLLIN) answer_connect(job.listener);
+        else if (polled[5].revents) {
+            close(job.listener);
+            job.listener = -1;
+        }
         if (polled[1].revents) {
             struct signalfd_siginfo info;
             while (read(signals, &info, sizeof info) > 0) {}

@@ -29,6 +29,8 @@ static int landlock_abi(void) {
     return abi < 0 ? 0 : (int)abi;
 }
 
+bool landlock_scopes_sockets(void) { return landlock_abi() >= 6; }
+
 static uint64_t handled_files(int abi) {
     return ALL_V1 | (abi >= 2 ? REFER : 0) | (abi >= 3 ? TRUNCATE : 0) | (abi >= 5 ? IOCTL_DEV : 0);
 }

@@ -27,8 +27,11 @@ static ssize_t receive_packet(int sock, void *data, size_t size, struct message 
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
         int count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        memcpy(message->fds, CMSG_DATA(c), (size_t)count * sizeof(int));
-        message->n_fds = count;
+        for (int i = 0, fd; i < count; i++) {
+            memcpy(&fd, CMSG_DATA(c) + (size_t)i * sizeof fd, sizeof fd);
+            if (message->n_fds < MAX_FDS) message->fds[message->n_fds++] = fd;
+            else close(fd);
+        }
     }
     return n;
 }

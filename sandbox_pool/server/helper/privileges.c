@@ -67,20 +67,22 @@ const char *drop_init_privileges(void) {
     if (!failed) failed = set_capabilities(kept);
     if (!failed) failed = set_limits();
     if (!failed && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) failed = "set no_new_privs";
-    if (!failed && slot.seccomp) failed = install_seccomp(true);
+    if (!failed && slot.seccomp) failed = install_seccomp(true, NULL);
     return failed;
 }
 
 static const char *take_run_uid(void) {
-    uid_t id = (uid_t)slot.run_uid;
-    if (setgroups(0, NULL) || syscall(SYS_setresgid, id, id, id) || syscall(SYS_setresuid, id, id, id))
+    uid_t user = (uid_t)slot.run_uid;
+    gid_t group = (gid_t)slot.run_gid;
+    if (setgroups(slot.n_groups, slot.groups) || syscall(SYS_setresgid, group, group, group) ||
+        syscall(SYS_setresuid, user, user, user))
         return "take the slot's user id";
     return NULL;
 }
 
-/* Last step before a command or a file worker does its work. */
-const char *become_command(void) {
-    if (slot.namespaces) return NULL;
+/* Last step before a command or a file worker does its work. `listener` as in install_seccomp(). */
+const char *become_command(int *listener) {
+    if (slot.namespaces) return slot.run_uid > 0 || slot.run_gid > 0 ? take_run_uid() : NULL;
     const char *failed = set_limits();
     if (!failed && slot.run_uid > 0) {
         failed = limit_capabilities(0);
@@ -90,6 +92,6 @@ const char *become_command(void) {
     if (!failed && (slot.run_uid > 0 || slot.landlock || slot.seccomp) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         failed = "set no_new_privs";
     if (!failed && slot.landlock && slot.run_uid <= 0) failed = restrict_with_landlock();
-    if (!failed && slot.seccomp) failed = install_seccomp(!slot.no_inet);
+    if (!failed && slot.seccomp) failed = install_seccomp(!slot.no_inet, listener);
     return failed;
 }

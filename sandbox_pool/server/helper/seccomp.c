@@ -6,9 +6,9 @@
 #include <linux/filter.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #define NATIVE_ARCH AUDIT_ARCH_X86_64
@@ -40,7 +40,7 @@ static const int denied[] = {
 };
 
 struct program {
-    struct sock_filter code[160];
+    struct sock_filter code[200];
     unsigned short length;
 };
 
@@ -66,21 +66,40 @@ static void deny_namespaces(struct program *p) {
 }
 
 /* vsock and AF_ALG ignore network namespaces; packet and exotic families only widen the kernel's surface. */
-static void allow_socket_families(struct program *p, bool allow_inet) {
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, (unsigned char)(allow_inet ? 7 : 4));
+static void allow_socket_families(struct program *p) {
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 7);
     load(p, offsetof(struct seccomp_data, args[0]));
-    unsigned char left = allow_inet ? 4 : 1;
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, left, 0);
-    if (allow_inet) {
-        emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 3, 0);
-        emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 2, 0);
-        emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0);
-    }
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 4, 0);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 3, 0);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 2, 0);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0);
     give(p, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
     give(p, SECCOMP_RET_ALLOW);
 }
 
-const char *install_seccomp(bool allow_inet) {
+/* Unix sockets that must be connected to send. A datagram names where it goes in every message, behind a pointer. */
+static void allow_connected_sockets(struct program *p, unsigned int call) {
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, call, 0, 8);
+    load(p, offsetof(struct seccomp_data, args[0]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 0, 4);
+    load(p, offsetof(struct seccomp_data, args[1]));
+    emit(p, BPF_ALU | BPF_AND | BPF_K, 0xf, 0, 0); /* without SOCK_CLOEXEC and SOCK_NONBLOCK */
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM, 2, 0);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SOCK_SEQPACKET, 1, 0);
+    give(p, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
+    give(p, SECCOMP_RET_ALLOW);
+}
+
+/* Without a network namespace a path can lead to any socket of the host, so connect.c decides about each connection. */
+static void confine_sockets(struct program *p, bool listened) {
+    allow_connected_sockets(p, SYS_socket);
+    allow_connected_sockets(p, SYS_socketpair);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_connect, 0, 1);
+    give(p, listened ? SECCOMP_RET_USER_NOTIF : SECCOMP_RET_ERRNO | EPERM);
+}
+
+/* With `listener` connections are asked about there; without, none can be made. */
+const char *install_seccomp(bool allow_inet, int *listener) {
     struct program p = {.length = 0};
     load(&p, offsetof(struct seccomp_data, arch));
     emit(&p, BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 1, 0);
@@ -94,10 +113,14 @@ const char *install_seccomp(bool allow_inet) {
         emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (unsigned int)denied[i], 0, 1);
         give(&p, SECCOMP_RET_ERRNO | EPERM);
     }
-    allow_socket_families(&p, allow_inet);
+    if (allow_inet) allow_socket_families(&p);
+    else confine_sockets(&p, listener != NULL);
     deny_namespaces(&p);
     give(&p, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {p.length, p.code};
-    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0)) return "install the seccomp filter";
+    bool listened = listener && !allow_inet;
+    long result = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, listened ? SECCOMP_FILTER_FLAG_NEW_LISTENER : 0, &program);
+    if (result < 0) return "install the seccomp filter";
+    if (listened) *listener = (int)result;
     return NULL;
 }

@@ -10,18 +10,23 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
 
 /* The shell's ends. Wake pipe and script come from the server, which wakes the shell without us. */
 struct ends {
-    int wake, script, in, out, err;
+    int wake, script, in, out, err, listener[2];
 };
 
 static bool make_pipe(int *read_end, int *write_end) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC)) return false;
+    /* Programs open /dev/stdout again, which asks for the rights of its owner. */
+    if (slot.run_uid > 0 && (fchown(ends[0], (uid_t)slot.run_uid, (gid_t)slot.run_gid) ||
+                             fchown(ends[1], (uid_t)slot.run_uid, (gid_t)slot.run_gid)))
+        return false;
     *read_end = move_high(ends[0]);
     *write_end = move_high(ends[1]);
     return true;
@@ -39,7 +44,7 @@ static const char *open_pty(struct job *job, struct ends *shell, const struct me
     ioctl(main_end, TIOCSWINSZ, &size);
     int terminal = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (terminal < 0) return "open a terminal";
-    if (slot.run_uid > 0 && fchown(terminal, (uid_t)slot.run_uid, (gid_t)slot.run_uid)) return "own a terminal";
+    if (slot.run_uid > 0 && fchown(terminal, (uid_t)slot.run_uid, (gid_t)slot.run_gid)) return "own a terminal";
     job->out = job->input = move_high(main_end);
     shell->in = shell->out = shell->err = move_high(terminal);
     return NULL;
@@ -92,6 +97,20 @@ static char **collect(const struct message *request, const char *key) {
     return list;
 }
 
+static bool pass_listener(int through, int listener) {
+    struct writer writer;
+    writer_begin(&writer, "listener");
+    return writer_send(&writer, through, &listener, 1);
+}
+
+static int take_listener(int through) {
+    struct message passed;
+    int listener = message_receive(through, &passed) && passed.n_fds == 1 ? move_high(passed.fds[0]) : -1;
+    passed.n_fds = 0;
+    message_free(&passed);
+    return listener;
+}
+
 /* Runs between vfork and exec: nothing here may touch memory that the keeper goes on using. */
 static void run_shell(const struct job *job, const struct ends *shell, const char *program, char **arguments,
                       char **environment) {
@@ -108,14 +127,16 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
-    const char *failed = become_command();
+    int listener = -1;
+    const char *failed = become_command(&listener);
+    if (!failed && listener >= 0 && !pass_listener(shell->listener[1], listener)) failed = "pass the listener";
     if (!failed) execve(program, arguments, environment);
     dprintf(2, "cannot start the shell: %s: %s\n", failed ? failed : program, strerror(errno));
     _exit(127);
 }
 
 const char *start_shell(struct job *job, const struct message *request) {
-    struct ends shell = {request->fds[1], request->fds[2], -1, -1, -1};
+    struct ends shell = {request->fds[1], request->fds[2], -1, -1, -1, {-1, -1}};
     if (request->n_fds < 3) return "receive the script's descriptors";
     job->pty = message_number(request, "pty", 0);
     const char *failed = open_channels(job, &shell, request), *program = message_get(request, "program");
@@ -123,9 +144,16 @@ const char *start_shell(struct job *job, const struct message *request) {
     fcntl(job->out, F_SETFL, O_NONBLOCK | (job->pty ? O_RDWR : 0));
     if (job->err >= 0) fcntl(job->err, F_SETFL, O_NONBLOCK);
     char **arguments = collect(request, "arg"), **environment = collect(request, "env");
+    job->listener = -1;
+    if (slot.no_inet && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, shell.listener)) return "socketpair";
     job->shell = vfork();
     if (job->shell == 0) run_shell(job, &shell, program, arguments, environment);
     if (job->shell < 0) return "fork the shell";
+    if (slot.no_inet) {
+        close(shell.listener[1]);
+        job->listener = take_listener(shell.listener[0]);
+        close(shell.listener[0]);
+    }
     free(arguments);
     free(environment);
     close(shell.in);

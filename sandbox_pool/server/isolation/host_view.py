@@ -17,6 +17,8 @@ import shutil
 import stat
 from collections.abc import Iterator
 
+from ..host_files import remove_tree
+
 TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "opt")
 DATABASES = ("var/lib/dpkg", "var/lib/apt", "var/lib/rpm", "var/lib/pacman", "var/lib/apk", "var/lib/gems")
 COPIED = ("etc", *(f"var/lib/{name}" for name in (
@@ -33,7 +35,8 @@ REDIRECT = "trusted.overlay.redirect"
 
 def build_view(target: str, root: str = "/") -> list[str]:
     """Make `target/slot`; returns the parts of the host that are shown through it."""
-    shutil.rmtree(target, ignore_errors=True)
+    if problems := remove_tree(target):
+        raise OSError("; ".join(problems))
     slot = os.path.join(target, "slot")
     os.makedirs(slot, 0o755)
     for path in (target, slot):

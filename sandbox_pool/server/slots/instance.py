@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import shell
 from .channel import Channel, Message
-from .jobs import ALIVE_MS, Job, exit_code, shell_fields
+from .jobs import ALIVE_MS, BASH, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 if TYPE_CHECKING:
@@ -44,15 +44,14 @@ class Instance:
         home: str,
         log_dir: str,
         env: Mapping[str, str],
-        memory_kills: Callable[[], int],
+        shell_program: Sequence[str] = (BASH,),
     ) -> None:
         self.pid = pid
-        self._memory_kills = memory_kills
-        self._kills_before = memory_kills()
         self.workdir = workdir
         self.alias = alias
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
+        self.shell_program = tuple(shell_program)
         self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
         self.state = shell.state_of(self.environment)
         self.cwd = workdir
@@ -62,8 +61,6 @@ class Instance:
         self.proxy: Proxy | None = None
         """The way out, for specs with network rules."""
         self.lost: str | None = None
-        self.lost_kind = "lost"
-        """`destroyed` when what ran in the slot did it, by the word of the slot's cgroup."""
         self._names = itertools.count(1)
         self._warm: Job | None = None
         loop = asyncio.get_running_loop()
@@ -86,17 +83,15 @@ class Instance:
 
     def _on_close(self) -> None:
         self.lost = "the slot's init process is gone"
-        if self._memory_kills() > self._kills_before:
-            self.lost_kind, self.lost = "destroyed", "what ran in the slot filled its memory until its init was killed"
         self._end()
         if not self._ready.done():
             self._ready.set_exception(BuildError(self.lost))
         for job in list(self.jobs):
-            job.fail(SlotError(self.lost_kind, self.lost))
+            job.fail(SlotError("lost", self.lost))
             job.discard()
         for future in self._killed:
             if not future.done():
-                future.set_exception(SlotError(self.lost_kind, self.lost))
+                future.set_exception(SlotError("lost", self.lost))
 
     @property
     def state(self) -> bytes:
@@ -106,8 +101,8 @@ class Instance:
     @state.setter
     def state(self, state: bytes) -> None:
         self._state = state
-        self.exec_fields = shell_fields(state, shell.EXEC_BOOT)
-        self.spawn_fields = shell_fields(state, shell.SPAWN_BOOT)
+        self.exec_fields = shell_fields(state, shell.EXEC_BOOT, self.shell_program)
+        self.spawn_fields = shell_fields(state, shell.SPAWN_BOOT, self.shell_program)
 
     def set_environment(self, env: Mapping[str, str]) -> None:
         """Variables of the spec, on top of the minimal ones."""
@@ -134,6 +129,10 @@ class Instance:
         self.state, self.cwd, self.previous = state, cwd, previous
         self._replace_warm()
 
+    def forget_state(self) -> None:
+        """The next command starts in a shell as the first one did; what runs goes on."""
+        self.restore(shell.state_of(self.environment), self.workdir, self.workdir)
+
     def _replace_warm(self) -> None:
         if self._warm is not None and self._warm.state != self.state:
             self._discard_warm()
@@ -147,7 +146,7 @@ class Instance:
     def check_alive(self) -> None:
         """Refuse work for a slot whose init died."""
         if self.lost:
-            raise SlotError(self.lost_kind, self.lost)
+            raise SlotError("lost", self.lost)
 
     async def check_still_alive(self) -> None:
         """The same for a moment at which its end may not have been heard of yet, only that of a process in it."""

@@ -19,13 +19,14 @@ START = 'eval "$__hermes"'
 # PWD and OLDPWD go first and apart: they change with every cd, and no waiting shell is thrown away for that.
 _SAVE = (
     '{ builtin printf \'%s\\0%s\\0\' "$PWD" "${OLDPWD-}"; declare +x PWD OLDPWD SHLVL; declare -px; declare -f;'
-    f" alias -p; }} >/proc/self/fd/{FD_STATE} 2>/dev/null"
+    f" alias -p; }} 2>/dev/null >/proc/self/fd/{FD_STATE}"
 )
+# While the command runs, bash keeps the state's descriptor where no program inherits it, and puts it back at the end.
 # A byte on a pipe says that the script is there; bash reads pipes byte by byte, so the script itself is in a file.
 _RECEIVE = (
     f"unset __hermes; shopt -s expand_aliases; . /proc/self/fd/{FD_STATE}; read -r -u {FD_WAKE} || exit;"
     f' unset REPLY; . /proc/self/fd/{FD_SCRIPT}; exec {FD_WAKE}<&- {FD_SCRIPT}<&-; eval "unset __hermes; $__hermes";'
-    ' eval "unset __hermes_command; $__hermes_command"'
+    f' eval "unset __hermes_command; $__hermes_command" {FD_STATE}<&-'
 )
 # After a plain end the state is saved here, so that a command may have an EXIT trap of its own.
 EXEC_BOOT = f"{_RECEIVE}; __hermes=$?; {_SAVE}; __hermes_saved=1; exit $__hermes"

@@ -27,12 +27,13 @@ HERMES_AGENT = CommandPolicy(rule_sets=("hermes_agent",))
     ],
 )
 def test_rules_apply_where_the_slot_is_not_isolated(isolation, active):
-    assert POLICY.active(isolation) is active
+    assert POLICY.decides(isolation) is active
 
 
 def test_rules_can_be_enforced_always_or_never():
-    assert CommandPolicy(enforce="always").active("namespaces")
-    assert not CommandPolicy(enforce="never").active("plain")
+    assert CommandPolicy(enforce="always", default="ask").decides("namespaces")
+    assert not CommandPolicy(enforce="never", default="ask").decides("plain")
+    assert not CommandPolicy(enforce="always").decides("plain")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_the_first_matching_rule_decides(tool, text, action):
 
 
 async def test_a_denied_command_carries_the_rule_and_the_reason():
-    decision = await PolicyCheck(POLICY, "plain", None).decide("terminal", "git push")
+    decision = await PolicyCheck(POLICY, None).decide("terminal", "git push")
     assert decision.as_metadata() == {
         "allowed": False, "action": "deny", "rule": r"\bgit push\b", "reason": "no pushing",
     }  # fmt: skip
@@ -66,7 +67,7 @@ async def test_the_callback_is_asked_and_obeyed(answer):
         asked.append((tool, text))
         return answer
 
-    decision = await PolicyCheck(POLICY, "plain", ask).decide("terminal", "rm x")
+    decision = await PolicyCheck(POLICY, ask).decide("terminal", "rm x")
     assert (decision.allowed, decision.action, asked) == (answer, "ask", [("terminal", "rm x")])
 
 
@@ -83,7 +84,7 @@ async def test_an_answer_holds_once_for_the_rollout_or_for_the_run(answer, asked
 
     for expected in (asked_in_the_first, asked_in_the_second):
         asked.clear()
-        check = PolicyCheck(HERMES_AGENT, "plain", ask, always)
+        check = PolicyCheck(HERMES_AGENT, ask, always)
         decisions = [await check.decide("terminal", command) for command in ("rm -r a", "rm -r b")]
         assert [decision.allowed for decision in decisions] == [answer not in ("deny", False)] * 2
         assert asked == [("rm -r a", "deletes a tree"), ("rm -r b", "deletes a tree")][:expected]
@@ -100,20 +101,18 @@ def test_the_rules_that_ship_are_as_many_as_the_file_says():
 
 
 async def test_with_nobody_to_ask_the_answer_is_no():
-    decision = await PolicyCheck(POLICY, "plain", None).decide("terminal", "rm x")
+    decision = await PolicyCheck(POLICY, None).decide("terminal", "rm x")
     assert not decision.allowed
     assert "nobody" in decision.reason
 
 
-async def test_isolated_slots_and_tools_without_commands_are_not_judged():
-    assert await PolicyCheck(POLICY, "namespaces", None).decide("terminal", "git push") is None
-    assert await PolicyCheck(POLICY, "plain", None).decide("read_file", None) is None
-    assert await PolicyCheck(CommandPolicy(), "plain", None).decide("terminal", "rm -rf /") is None
+async def test_tools_without_commands_are_not_judged():
+    assert await PolicyCheck(POLICY, None).decide("read_file", None) is None
 
 
 async def test_everything_not_named_can_be_denied():
     policy = CommandPolicy(rules=(Rule(pattern="^ls$", action="allow"),), default="deny")
-    check = PolicyCheck(policy, "plain", None)
+    check = PolicyCheck(policy, None)
     assert (await check.decide("terminal", "ls")).allowed
     assert not (await check.decide("terminal", "ls; id")).allowed
 

@@ -148,7 +148,7 @@ def test_a_step_that_cannot_be_meant_is_refused(step: dict, sentence: str) -> No
 )
 def test_answers_of_another_shape_are_no_answers(data: bytes) -> None:
     with pytest.raises(NoAnswers):
-        _shaped(data, [[{"op": "call"}]], "m.py")
+        _shaped(data.decode(), [[{"op": "call"}]], "m.py")
 
 
 async def test_a_missing_module_is_named(tmp_path: Any) -> None:

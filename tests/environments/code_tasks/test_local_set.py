@@ -52,17 +52,16 @@ async def test_an_answer_that_returns_and_raises_at_once_is_no_answer(tmp_path: 
     task = next(task for task in TASKS if task.id == "code:local:parse_duration")
     ctx = LocalContext.create(tmp_path)
     forged = """
-import json, os, re, sys
+import re, sys
 
 def parse(text):
     return sum(int(n) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[u] for n, u in re.findall(r"(\\d+)([dhms])", text))
 
-cases = json.load(open(sys.argv[2]))
-def answer(step):
+def answer(module, objects, step):
     returned = {"returns": parse(step["args"][0]), "args_after": step["args"]}
     return {**returned, "raises": ["ValueError"], "message": ""}
-json.dump([[answer(step) for step in case] for case in cases], open(sys.argv[3], "w"))
-os._exit(0)
+
+sys.modules["__main__"].play = answer
 """
     await ctx.write_file(task.module, forged.encode())
     verdict = await task.verify(ctx)
@@ -110,8 +109,17 @@ async def test_nothing_the_sandbox_sees_holds_an_expected_value(tmp_path: Path) 
     """A solution that dumps all it is given shows arguments, and none of the answers."""
     task = next(task for task in TASKS if task.id == "code:local:roman_numerals")
     ctx = LocalContext.create(tmp_path)
-    spy = b"import sys\nopen('seen', 'w').write(open(sys.argv[2]).read() + open(sys.argv[0]).read())\n"
-    await ctx.write_file(task.module, spy)
+    spy = """
+import sys
+main = sys.modules["__main__"]
+real = main.play
+def play(module, objects, step):
+    open("seen", "a").write(repr(step))
+    return real(module, objects, step)
+main.play = play
+open("seen", "w").write(repr(sys.argv) + open("/proc/self/cmdline").read())
+"""
+    await ctx.write_file(task.module, spy.encode())
     await task.verify(ctx)
     seen = (await ctx.read_file("seen")).decode()
     assert "1994" in seen

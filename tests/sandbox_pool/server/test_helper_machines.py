@@ -131,22 +131,23 @@ DUMP = """
 #include <linux/filter.h>
 #include <stdarg.h>
 #include <unistd.h>
-int show_filter(int option, ...) {
+long show_filter(long number, ...) {
     va_list rest;
-    (void)option;
-    va_start(rest, option);
-    (void)va_arg(rest, unsigned long);
+    va_start(rest, number);
+    (void)va_arg(rest, int); /* operation */
+    (void)va_arg(rest, int); /* flags */
     struct sock_fprog *program = va_arg(rest, struct sock_fprog *);
     va_end(rest);
     write_all(1, program->filter, program->len * sizeof *program->filter);
     return 0;
 }
 int main(int count, char **arguments) {
+    int listener;
     (void)arguments;
-    return install_seccomp(count == 1) != NULL;
+    return install_seccomp(count == 1, count == 3 ? &listener : NULL) != NULL;
 }
 """
-ALLOW, EPERM, EAFNOSUPPORT, ENOSYS = 0x7FFF0000, 0x50001, 0x50061, 0x50026
+ALLOW, ASK, EPERM, EAFNOSUPPORT, ENOSYS = 0x7FFF0000, 0x7FC00000, 0x50001, 0x50061, 0x50026
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # From the kernel's tables, so that a number of another machine's table is found out.
 NUMBERS = {
@@ -154,20 +155,22 @@ NUMBERS = {
         "read": 0, "socket": 41, "clone": 56, "execve": 59, "mount": 165, "umount2": 166, "pivot_root": 155,
         "chroot": 161, "unshare": 272, "setns": 308, "bpf": 321, "kexec_file_load": 320, "init_module": 175,
         "io_uring_setup": 425, "mount_setattr": 442, "clone3": 435, "process_vm_readv": 310, "keyctl": 250,
+        "socketpair": 53, "connect": 42,
     },
     "aarch64": {
         "read": 63, "socket": 198, "clone": 220, "execve": 221, "mount": 40, "umount2": 39, "pivot_root": 41,
         "chroot": 51, "unshare": 97, "setns": 268, "bpf": 280, "kexec_file_load": 294, "init_module": 105,
         "io_uring_setup": 425, "mount_setattr": 442, "clone3": 435, "process_vm_readv": 270, "keyctl": 219,
+        "socketpair": 199, "connect": 203,
     },
 }  # fmt: skip
 AF_UNIX, AF_INET, AF_VSOCK = 1, 2, 40
 CLONE_NEWUSER, SIGCHLD = 0x10000000, 17
 
 
-def verdict(program: bytes, arch: int, number: int, argument: int = 0) -> int:
+def verdict(program: bytes, arch: int, number: int, *arguments: int) -> int:
     """What the kernel would answer: it runs this program over the call's number, machine and arguments."""
-    data = struct.pack("<iIQQ", number, arch, 0, argument)
+    data = struct.pack("<iIQQQ", number, arch, 0, *(*arguments, 0, 0)[:2])
     code = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
     at, value = 0, 0
     while True:
@@ -178,6 +181,8 @@ def verdict(program: bytes, arch: int, number: int, argument: int = 0) -> int:
             (value,) = struct.unpack_from("<I", data, k)
         elif op == 0x05:
             at += k
+        elif op == 0x54:
+            value &= k
         else:
             holds = {0x15: value == k, 0x35: value >= k, 0x45: bool(value & k)}[op]
             at += yes if holds else no
@@ -192,7 +197,7 @@ def machine_and_dump(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     started_with = runner(machine)
     (folder / "dump.c").write_text(DUMP)
     inputs = [str(folder / "dump.c"), str(sources / "seccomp.c"), str(sources / "util.c")]
-    options = ["-Dprctl=show_filter", f"-I{sources}", "-o", str(folder / "dump")]
+    options = ["-Dsyscall=show_filter", f"-I{sources}", "-o", str(folder / "dump")]
     subprocess.run([*compiler(machine), *helper_build.FLAGS, *options, *inputs], check=True, capture_output=True)
     return machine, [*started_with, str(folder / "dump")]
 
@@ -202,7 +207,7 @@ def test_the_filter_refuses_by_the_numbers_of_its_machine(machine_and_dump: tupl
     arch, numbers = ARCH[machine], dict(NUMBERS[machine])
     program = subprocess.run(dump, capture_output=True, check=True).stdout
     clone, socket, clone3 = numbers.pop("clone"), numbers.pop("socket"), numbers.pop("clone3")
-    allowed = {"read", "execve"}
+    allowed = {"read", "execve", "socketpair", "connect"}
     for name, number in numbers.items():
         assert verdict(program, arch, number) == (ALLOW if name in allowed else EPERM), name
     assert verdict(program, arch, clone, SIGCHLD) == ALLOW
@@ -215,8 +220,19 @@ def test_the_filter_refuses_by_the_numbers_of_its_machine(machine_and_dump: tupl
     assert verdict(program, other, numbers["read"]) == ENOSYS
 
 
+STREAM, DATAGRAM, RAW, PACKETS, CLOEXEC = 1, 2, 3, 5, 0o2000000
+
+
 def test_the_filter_can_refuse_the_internet(machine_and_dump: tuple[str, list[str]]) -> None:
+    """Then it leaves unix sockets that must be connected, and asks about connections where somebody listens."""
     machine, dump = machine_and_dump
-    program = subprocess.run([*dump, "no-internet"], capture_output=True, check=True).stdout
-    socket = NUMBERS[machine]["socket"]
-    assert [verdict(program, ARCH[machine], socket, family) for family in (AF_UNIX, AF_INET)] == [ALLOW, EAFNOSUPPORT]
+    arch, numbers = ARCH[machine], NUMBERS[machine]
+    for listener, answer in (([], EPERM), (["ask"], ASK)):
+        program = subprocess.run([*dump, "no-internet", *listener], capture_output=True, check=True).stdout
+        assert verdict(program, arch, numbers["connect"]) == answer
+        for call in (numbers["socket"], numbers["socketpair"]):
+            kinds = (STREAM, STREAM | CLOEXEC, PACKETS, DATAGRAM, DATAGRAM | CLOEXEC, RAW)
+            given = [verdict(program, arch, call, AF_UNIX, kind) for kind in kinds]
+            assert given == [ALLOW] * 3 + [EAFNOSUPPORT] * 3
+            assert verdict(program, arch, call, AF_INET, STREAM) == EAFNOSUPPORT
+        assert verdict(program, arch, numbers["read"]) == ALLOW
