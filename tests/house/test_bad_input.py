@@ -166,6 +166,8 @@ ROWS = {
     f"process terminal_tasks {FAST} --env.pool.provider json:JSONDecoder": "'json:JSONDecoder' is not a provider",
     f"process terminal_tasks {FAST} --env.pool.provider nosuch:Thing": "cannot be loaded: No module named 'nosuch'",
     f"process terminal_tasks {FAST} --env.pool.provider_options.levl x": "unknown key 'levl'; did you mean 'level'?",
+    "process ssh/terminal_tasks --env.pool.provider_options.machines -oX": "'-oX' is not the name of a machine",
+    "process ssh/terminal_tasks --env.pool.provider_options.check_host_keys no": "'yes' or 'accept-new'",
     f"process terminal_tasks {FAST} --env.pool.state_dir afile/x": "afile/x",
     f"process terminal_tasks {FAST} --env.pool.scratch_dir afile/x": "afile",
     f"process terminal_tasks {FAST} --env.pool.state_dir corrupt": "pool.db",
