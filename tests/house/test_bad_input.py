@@ -187,7 +187,7 @@ ROWS = {
     f"process terminal_tasks {FAST} --openai.options.seed many": "openai.options.seed is a number, not 'many'",
     f"process terminal_tasks {FAST} --openai.server_type auto --openai.base_url http://127.0.0.1:9": "no model server",
     f"process terminal_tasks {FAST} --openai.server_type openai --openai.api_key_env NOT_SET": "NOT_SET, which is not",
-    f"process demo {FAST} --openai.options.wights Q8_0": "did you mean 'weights'?",
+    f"process learn/smollm2 {FAST} --openai.options.wights Q8_0": "did you mean 'weights'?",
     # Where to write
     "process terminal_tasks --out afile": "cannot write afile: File exists",
     "process terminal_tasks --out afile/x": "cannot write afile/x: Not a directory",

@@ -16,6 +16,12 @@ def state(tmp_path):
     return ["--state-dir", str(tmp_path / "state")]
 
 
+@pytest.fixture
+def alone(tmp_path):
+    """A scratch folder that no other test leaves anything in."""
+    return ["--scratch-dir", str(tmp_path / "scratch")]
+
+
 def add_dead_host(tmp_path):
     dead = dataclasses.replace(this_process(), start_ticks=1)
     journal = Journal(tmp_path / "state")
@@ -42,11 +48,11 @@ def test_status_shows_hosts_and_dead_owners(state, tmp_path, capsys):
     assert "pool gc" in shown
 
 
-def test_gc_prints_what_it_did(state, tmp_path, capsys):
+def test_gc_prints_what_it_did(state, alone, tmp_path, capsys):
     add_dead_host(tmp_path)
-    assert run_verb("pool", "gc", *state) == 0
+    assert run_verb("pool", "gc", *state, *alone) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 removed, 0 left"
-    assert run_verb("pool", "gc", *state) == 0
+    assert run_verb("pool", "gc", *state, *alone) == 0
     assert capsys.readouterr().out == "0 removed, 0 left\n"
 
 
