@@ -96,16 +96,13 @@ class SlotEnvironment(BaseEnvironment):
         return SandboxSpec(network=network, **{key: value for key, value in said.items() if value is not None})
 
     async def start(self, force_build: bool) -> None:
-        """Lease a slot and make Harbor's folders; an image of the same content is built once, forced or not."""
         pool = await self._stack.enter_async_context(self._shared.opened(self._slots))
         self._box = await self._stack.enter_async_context(pool.lease(self.session_id, self._spec()))
         made = await self.exec(f"mkdir -p {FOLDERS} /tests /solution && chmod -R a+rwX /logs", user="root")
-        if made.return_code:
-            raise RuntimeError(f"cannot make Harbor's folders: {made.stderr}")
+        assert not made.return_code, f"cannot make Harbor's folders: {made.stderr}"
         await self._upload_environment_dir_after_start()
 
     async def stop(self, delete: bool) -> None:
-        """Give the slot back; there is nothing of it to keep."""
         await self._stack.aclose()
 
     async def _apply_network_policy(self, network_policy: Any) -> None:
@@ -147,8 +144,7 @@ class SlotEnvironment(BaseEnvironment):
         await self._box.download(source_path, target_path, kind="f")
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Links that may lead out of the folder are left out: an agent decides where they lead."""
-        await self._box.download(source_dir, target_dir, kind="d", links=False)
+        await self._box.download(source_dir, target_dir, kind="d", links=False)  # an agent decides where links lead
 
 
 def _hosts(policy: Any) -> tuple[str, ...]:
