@@ -52,7 +52,7 @@ class _SharedPool:
                     await self._stack.aclose()
 
 
-class SlotEnvironment(BaseEnvironment):
+class SlotEnvironment(BaseEnvironment):  # type: ignore[misc]
     """A slot that Harbor's agents and verifiers work in."""
 
     _shared: ClassVar[_SharedPool] = _SharedPool()
