@@ -216,6 +216,10 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Image, limits and network of this item's slots."""
         return self.config.sandbox
 
+    def limits(self, item: Any) -> Limits:
+        """Limits of this item's rollouts; `max_agent_turns` is their `max_turns` whatever is said here."""
+        return self.config.limits
+
     def item_id(self, item: Any) -> str:
         """A stable name of the item: its `id`, or a hash of what it is."""
         found = item_field(item, "id")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import random
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+Row = TypeVar("Row")
 FILES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -18,6 +21,15 @@ class DatasetUnavailable(RuntimeError):
 def dataset_rows(source: str, split: str) -> list[dict[str, Any]]:
     """All rows. What does not end like a file is a name for `datasets`, which may be a folder; it has splits."""
     return file_rows(Path(source)) if source.endswith(FILES) else hub_rows(source, split)
+
+
+def in_epochs(rows: Sequence[Row], number: int, seed: int) -> Row:
+    """The rows in order; from the second time on in another order each time, which the seed fixes."""
+    epoch, place = divmod(number, len(rows))
+    order = list(range(len(rows)))
+    if epoch:
+        random.Random(f"{seed}:{epoch}").shuffle(order)
+    return rows[order[place]]
 
 
 def file_rows(path: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from agent_loop import own_process
 from environments.config.flags import split_settings
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
-from environments.config.yaml_file import find_config, read_yaml
+from environments.config.yaml_file import find_config, harbor_path, read_yaml
 from environments.errors import ConfigError, SentenceParser, run_command
 from sandbox_pool.errors import did_you_mean
 
@@ -30,6 +30,7 @@ SHIPPED = {
     "terminal_tasks": "environments.terminal_tasks.terminal_env:TerminalTasksEnv",
     "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
     "prompts": "environments.prompts:PromptsEnv",
+    "harbor": "environments.harbor_tasks:HarborEnv",
 }
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
@@ -47,6 +48,8 @@ def load_run(
     source: str | Path | None, settings: Sequence[str], kind: type[HermesAgentBaseEnv] | None, model: type[Config]
 ) -> tuple[type[HermesAgentBaseEnv], Config]:
     """The environment's class, and the whole config (`model`) with that environment's own settings."""
+    if tasks := harbor_path(source):
+        settings = ["--env.tasks", tasks, *settings]
     kind = kind or find_environment(_named_in(source, settings), _folders(source))
     return kind, load_config(_model_of(kind, model), source, settings)
 
@@ -89,7 +92,9 @@ def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
     name = read_yaml(find_config(source)).data.get("environment")
     if not name:
         load_config(RunConfig, source, settings)
-        raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, prompts, or module:Class")
+        raise ConfigError(
+            f"{source}: `environment` is missing: terminal_tasks, code_tasks, prompts, harbor, or module:Class"
+        )
     return str(name)
 
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from agent_loop.local_models.standin import Policy, StandIn, chatml_tokenizer, named_policy
 from agent_loop.local_models.standin.chatml import chatml_template
-from agent_loop.local_models.standin.solver import Step, solver
+from agent_loop.local_models.standin.solver import SOLVERS, Step, solver
 from agent_loop.model.backends import TokenBackend, VllmBackend, connect
 from agent_loop.model.backends.http import http_address, is_loopback
 from agent_loop.model.chat import ChatServer
@@ -76,7 +76,7 @@ class ModelOpener:
     ) -> None:
         """`section` names the settings in messages.
 
-        `solutions` (prompt -> steps, read at each request) are what the `solver` stand-in plays."""
+        `solutions` (prompt -> steps, read at each request) are what the stand-in plays as `solver` or `oracle`."""
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
@@ -162,8 +162,8 @@ class ModelOpener:
         if callable(wanted):
             return cast("Policy", wanted)
         name = str(wanted)
-        if name == "solver":
-            return solver(self._solutions)
+        if name in SOLVERS:
+            return solver(self._solutions, SOLVERS[name])
         module_name, _, function = name.partition(":")
         try:
             if not function:

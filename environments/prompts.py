@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from environments.base import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, ToolContext, Verdict
-from environments.dataset_rows import dataset_rows
+from environments.dataset_rows import dataset_rows, in_epochs
 from environments.errors import ConfigError
 from sandbox_pool.errors import did_you_mean
 from sandbox_pool.spec import SandboxSpec
@@ -67,13 +66,8 @@ class PromptsEnv(HermesAgentBaseEnv):
         """The rows are there already: what is wrong with them is said before anything is started."""
 
     async def get_next_item(self) -> Row:
-        """The rows in order; from the second time on in another order each time, which the seed fixes."""
-        epoch, place = divmod(self.next_row, len(self.rows))
         self.next_row += 1
-        order = list(range(len(self.rows)))
-        if epoch:
-            random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
-        return self.rows[order[place]]
+        return in_epochs(self.rows, self.next_row - 1, self.config.seed)
 
     async def evaluation_items(self) -> Sequence[Row]:
         return self.rows[: self.config.eval_items]

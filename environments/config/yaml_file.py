@@ -26,9 +26,17 @@ def config_names() -> list[str]:
     return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
 
 
+def harbor_path(source: str | Path | None) -> str:
+    """PATH of `harbor:PATH`, which stands for the shipped config of that name with these tasks; empty for others."""
+    kind, _, path = str(source).partition(":")
+    return path if kind == "harbor" else ""
+
+
 def find_config(name: str | Path) -> Path:
     """The file meant by a path or by the name of a shipped config."""
     path = Path(name)
+    if harbor_path(name):
+        name = "harbor"
     if path.is_file():
         return path
     stem = str(name).removesuffix(".yaml").removesuffix(".yml")

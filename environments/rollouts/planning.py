@@ -167,7 +167,7 @@ def plan_group(
             max_tokens=turn_tokens(config, longest),
             extra_body=_extra_body(config, group_id),
         ),
-        limits=config.limits.model_copy(update={"max_turns": config.max_agent_turns}),
+        limits=env.limits(item).model_copy(update={"max_turns": config.max_agent_turns}),
         context=ContextPolicy(max_tokens=prompt_tokens(config, longest)),
         budget=ResultBudget(
             per_result_chars=config.default_result_size_chars,

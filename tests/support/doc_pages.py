@@ -30,6 +30,7 @@ from agent_loop.turn.runtime import ToolStatus
 from environments.apps.cli import main as cli
 from environments.code_tasks.code_env import CodeTasksConfig
 from environments.config.settings import HermesAgentEnvConfig, RunConfig
+from environments.harbor_tasks import HarborConfig
 from environments.prompts import PromptsConfig
 from environments.terminal_tasks.terminal_env import TerminalTasksConfig
 from sandbox_pool.results import ExecResult, FileStat, HostAsked, Truncation
@@ -168,6 +169,7 @@ def settings_page() -> str:
         ("terminal_tasks", TerminalTasksConfig),
         ("code_tasks", CodeTasksConfig),
         ("prompts", PromptsConfig),
+        ("harbor", HarborConfig),
     ):
         parts.append(f"\n## `env` of {name}\n\n{settings_table('env', kind, leave_out=base)}")
     return "".join(parts)

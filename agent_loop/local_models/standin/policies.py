@@ -217,6 +217,7 @@ POLICIES: dict[str, Policy] = {
     "saboteur": saboteur,
     "judge": judge,
     "user": user,
+    "nop": lambda _: "Done.",
 }
 
 

@@ -58,6 +58,8 @@ def mixed(command: str, rng: Random) -> str:
     return (good if share < 0.7 else sloppy if share < 0.85 else malformed)(command, rng)
 
 
+SOLVERS: dict[str, Writer] = {"solver": mixed, "oracle": good}
+"""How the stand-in plays the solutions of an environment, by the name of the policy."""
 WRITERS: dict[str, Writer] = {"good": good, "sloppy": sloppy, "malformed": malformed}
 
 

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -e
+cd notes
+for file in *.TXT; do mv "$file" "${file,,}"; done

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+grep ' ERROR ' server.log | sort > errors.log
