@@ -82,7 +82,11 @@ class KeptWorkspaces:
 
     async def restored(self, rollout_id: str, pool: Pool, spec: SandboxSpec, whole_layer: bool) -> FrozenWorkspace:
         """The workspace in a pool again; UsageError when the file is damaged. Close it as any other."""
-        frozen = FrozenWorkspace(pool, spec.workdir)
+        workdir = spec.workdir
+        if workdir is None:  # the image names it
+            async with pool.lease(f"{rollout_id}/restore", spec) as sandbox:
+                workdir = sandbox.workdir
+        frozen = FrozenWorkspace(pool, workdir)
         try:
             for number in range(1 + whole_layer):
                 chunks = self._read(self._file(rollout_id, number))

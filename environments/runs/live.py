@@ -21,6 +21,7 @@ from aiohttp import web
 
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.advantages import Baseline
+from environments.errors import UsageError
 from environments.runs.report.html_page import SCRIPTS, build_page, embedded, find_rollouts
 from environments.runs.report.view_model import add_advantages, detail, index_entry
 from environments.runs.status import NAME
@@ -293,3 +294,16 @@ class LiveServer:
             known += len(news["rollouts"])
             data = orjson.dumps(news, option=orjson.OPT_NON_STR_KEYS)
             await answer.write(b"event: run\nid: %d\ndata: %b\n\n" % (known, data))
+
+
+def open_run(followed: LiveRun) -> LiveRun:
+    """The run, read for the first time; UsageError when there is none."""
+    if not followed.source.parent.is_dir():
+        raise UsageError(f"there is no run at {followed.source.parent}")
+    try:
+        followed.look()
+    except ValueError as error:
+        raise UsageError(f"{followed.source}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {followed.source}: {error.strerror or error}") from error
+    return followed

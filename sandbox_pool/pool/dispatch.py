@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, ScratchFull, StaleLease
 from sandbox_pool.journal.journal import JournalLease, LeaseLog
@@ -23,7 +24,6 @@ from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.pool.snapshot_places import SnapshotLocator
 from sandbox_pool.pool.status import describe_wait
 from sandbox_pool.spec import SandboxSpec
-from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.images.supply import Images

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import PoolClosed, StateError
@@ -38,7 +39,6 @@ from sandbox_pool.pool.status import PoolStatus, status_of
 from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_keys, load_provider
 from sandbox_pool.server.isolation.levels import WORKDIR
 from sandbox_pool.spec import SandboxSpec
-from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.pool.sync import SyncSlotPool

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.errors import UsageError, at_least
+from environments.errors import at_least
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from environments.runs.live import LiveRun
+    from environments.runs.live import LiveRun, open_run
 
     followed = open_run(LiveRun(args.run))
     console = Console()
@@ -44,19 +44,6 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(args.every)  # files cannot tell that they grew
             followed.look()
             live.update(render(followed), refresh=True)
-
-
-def open_run(followed: LiveRun) -> LiveRun:
-    """The run, read for the first time; UsageError when there is none."""
-    if not followed.source.parent.is_dir():
-        raise UsageError(f"there is no run at {followed.source.parent}")
-    try:
-        followed.look()
-    except ValueError as error:
-        raise UsageError(f"{followed.source}: {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {followed.source}: {error.strerror or error}") from error
-    return followed
 
 
 def render(followed: LiveRun) -> RenderableType:

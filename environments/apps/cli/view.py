@@ -119,9 +119,8 @@ def serve_live(args: argparse.Namespace) -> int:
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag} belongs to a page that is written: leave it out with --live")
     from agent_loop import own_process
-    from environments.apps.cli.top import open_run
     from environments.atropos.stops import Stop
-    from environments.runs.live import LiveRun, LiveServer
+    from environments.runs.live import LiveRun, LiveServer, open_run
     from environments.runs.report.html_page import find_rollouts
 
     folder = find_rollouts(args.file).parent

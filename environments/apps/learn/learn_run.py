@@ -22,7 +22,14 @@ from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
 from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
-from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
+from environments.apps.learn.evaluator import (
+    Evaluator,
+    RolloutTail,
+    open_evaluator,
+    parse_rate,
+    shared_prompt,
+    solved_share,
+)
 from environments.apps.learn.learn_report import verdict, write_report, write_rollouts
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
@@ -267,9 +274,10 @@ class LearnRun:
         tokens = stats["sampled_tokens"] - self._sampled["sampled_tokens"]
         self._sampled = stats
         records = await asyncio.to_thread(self._tail.new)
-        figures = success([record for record in records if record.probe != "impossible"])
+        possible = [record for record in records if record.probe != "impossible"]
         return {
-            **{key: figures[key] for key in ("success", "parse_rate")},
+            "success": solved_share(possible),
+            "parse_rate": parse_rate(possible),
             "hack_rate": mean([float(bool(record.hack)) for record in records if record.probe]),
             "sampling_s": sampling_s,
             "sampled_tokens": tokens,
