@@ -261,6 +261,7 @@ BUILT_IN = {
     "local": "sandbox_pool.providers.local:LocalProvider",
     "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad.nomad_provider:NomadProvider",
+    "ssh": "sandbox_pool.providers.ssh.ssh_provider:SshProvider",
 }
 
 
