@@ -7,6 +7,7 @@ but the standard library is imported at the top.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -35,8 +36,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends; exits when it has ended already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when its parent ends, however that ends; exits when it has ended already.
+
+    Only Linux does that. Elsewhere a parent that is killed leaves this process behind.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
 

@@ -259,7 +259,7 @@ class HermesAgentBaseEnv(AtroposEnv):
             from sandbox_pool import SlotPool
 
             try:
-                self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
+                self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool_config()))
             except ValueError as error:
                 raise ConfigError(f"env.pool: {error}") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,11 +48,14 @@ def load_environment(
 def load_run(
     source: str | Path | None, settings: Sequence[str], kind: type[HermesAgentBaseEnv] | None, model: type[Config]
 ) -> tuple[type[HermesAgentBaseEnv], Config]:
-    """The environment's class, and the whole config (`model`) with that environment's own settings."""
+    """The environment's class, and the whole config (`model`) with that environment's own settings.
+
+    hermes-agent's TERMINAL_* variables set what the file and the settings leave open.
+    """
     if tasks := harbor_path(source):
         settings = ["--env.tasks", tasks, *settings]
     kind = kind or find_environment(_named_in(source, settings), _folders(source))
-    return kind, load_config(_model_of(kind, model), source, settings)
+    return kind, load_config(_model_of(kind, model), source, settings, os.environ)
 
 
 def find_environment(name: str, folders: Sequence[Path] = ()) -> type[HermesAgentBaseEnv]:

@@ -129,9 +129,9 @@ class PoolConfig(BaseModel):
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> PoolConfig:
         """Settings from hermes-agent's TERMINAL_* variables, read once."""
-        from sandbox_pool.terminal_env import config_from_env
+        from sandbox_pool.terminal_env import pool_fields, terminal_settings
 
-        return config_from_env(os.environ if environ is None else environ)
+        return cls.model_validate(pool_fields(terminal_settings(os.environ if environ is None else environ)))
 
     def resolved_state_dir(self) -> Path:
         """The state directory in force, as an absolute path."""

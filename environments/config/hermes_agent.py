@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from environments.config.yaml_file import KeyPath
-
-PROVIDERS = ("local", "nomad", "modal")
+from sandbox_pool.providers.base import BUILT_IN
+from sandbox_pool.terminal_env import PROVIDERS
 
 
 def translate(data: dict[str, Any], path: KeyPath) -> str | None:
@@ -33,8 +33,9 @@ def _provider(env: dict[str, Any], backend: Any) -> str:
     pool = env.setdefault("pool", {})
     if isinstance(pool, Mapping) and "provider" in pool:
         return f"ignored: env.pool.provider is {pool['provider']!r}"
-    pool["provider"] = backend if backend in PROVIDERS else "local"
-    where = "" if backend in PROVIDERS else " (isolated slots of this machine; an image goes to env.sandbox.image)"
+    named = PROVIDERS.get(str(backend))
+    pool["provider"] = named if named in BUILT_IN else "local"
+    where = "" if named in BUILT_IN else " (isolated slots of this machine; an image goes to env.sandbox.image)"
     return f"env.pool.provider: {pool['provider']!r}{where}"
 
 

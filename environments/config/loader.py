@@ -1,4 +1,7 @@
-"""YAML and flags into a validated model; flags win over the file, the file over the model's defaults."""
+"""YAML and flags into a validated model.
+
+Flags win over the file, the file over hermes-agent's TERMINAL_* variables, and these over the model's defaults.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from environments.config.hermes_agent import translate
 from environments.config.yaml_file import KeyPath, YamlFile, find_config, read_yaml
 from environments.errors import ConfigError
 from sandbox_pool.errors import did_you_mean
+from sandbox_pool.terminal_env import Taken, terminal_settings
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +125,19 @@ def _alternatives(annotation: Any) -> list[Any]:
 Model = TypeVar("Model", bound=BaseModel)
 
 _TEXT_WANTED = frozenset({"string_type"})
+_PROVIDER = ("env", "pool", "provider")
 
 
-def load_config(model: type[Model], source: str | Path | None = None, flags: Sequence[str] = ()) -> Model:
-    """Read a config (a path or the name of a shipped one), apply dotted flags, and validate."""
+def load_config(
+    model: type[Model],
+    source: str | Path | None = None,
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Model:
+    """Read a config (a path or the name of a shipped one), apply dotted flags, and validate.
+
+    With `environ`, its TERMINAL_* variables set what neither the file nor a flag does.
+    """
     file = read_yaml(find_config(source)) if source is not None else YamlFile(Path("defaults"), {})
     settings = parse_flags(flags)
     data = copy.deepcopy(file.data)
@@ -137,12 +150,56 @@ def load_config(model: type[Model], source: str | Path | None = None, flags: Seq
         inside = f" in {_dotted(parent)!r}" if parent else ""
         where = _where(unknown.path, file, settings)
         raise ConfigError(f"{where}: unknown key {name!r}{inside}; {did_you_mean(name, unknown.valid)}")
+    if environ is not None:
+        added = _from_variables(data, environ)
+        chosen = f"{_where(_PROVIDER, file, settings)} says {_dotted(_PROVIDER)}: {_value_at(data, _PROVIDER)}"
+        _say_variables(added, environ.get("TERMINAL_ENV"), chosen)
+        settings = [*added, *settings]
     loaded = _validate(model, data, file, settings)
     for path in _taken_for_numbers(data, loaded):
         if any(flag.text is None and flag.path == path for flag in settings):
             raise ConfigError(f"{_where(path, file, settings)}: it needs a value")
         raise ConfigError(f"{_where(path, file, settings)}: {_dotted(path)} is a number, not true or false")
     return loaded
+
+
+def _from_variables(data: dict[str, Any], environ: Mapping[str, str]) -> list[Flag]:
+    """What TERMINAL_* variables set and `data` does not, put into it."""
+    chosen = _value_at(data, _PROVIDER)
+    try:
+        taken = terminal_settings(environ, None if chosen is None else str(chosen))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    added = [
+        Flag(path, item.value, str(item.value), item.variable)
+        for item in taken
+        if _value_at(data, path := _run_path(item)) is None
+    ]
+    apply_flags(data, added)
+    return added
+
+
+def _say_variables(added: list[Flag], named: str | None, chosen: str) -> None:
+    if named and all(flag.path != _PROVIDER for flag in added):
+        log.warning("TERMINAL_ENV=%s does not choose the provider: %s", named, chosen)
+    if added:
+        said = [f"{flag.name} -> {_dotted(flag.path)}: {_mask(str(flag.path[-1]), flag.value)}" for flag in added]
+        log.info("from the environment: %s", "; ".join(said))
+
+
+def _run_path(item: Taken) -> KeyPath:
+    """Where a run's config has a setting of the pool."""
+    if item.path == ("exec_timeout_s",):
+        return ("env", "terminal_timeout")
+    if item.path[0] == "spec":
+        return ("env", "sandbox", *item.path[1:])
+    return ("env", "pool", *item.path)
+
+
+def _value_at(data: Any, path: KeyPath) -> Any:
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
 
 
 def _taken_for_numbers(data: Any, loaded: Any, at: KeyPath = ()) -> Iterator[KeyPath]:
@@ -161,12 +218,15 @@ def _taken_for_numbers(data: Any, loaded: Any, at: KeyPath = ()) -> Iterator[Key
 class Origins:
     """Where the settings of a loaded config come from."""
 
-    def __init__(self, source: str | Path, flags: Sequence[str]) -> None:
+    def __init__(self, source: str | Path, flags: Sequence[str], environ: Mapping[str, str]) -> None:
         self._file = read_yaml(find_config(source))
         self._flags = parse_flags(flags)
+        data = copy.deepcopy(self._file.data)
+        apply_flags(data, self._flags)
+        self._flags = [*_from_variables(data, environ), *self._flags]
 
     def of(self, path: KeyPath) -> str:
-        """`flag --name`, `file:line`, or `default`."""
+        """`flag --name`, the name of a variable, `file:line`, or `default`."""
         if any(_starts_with(path, flag.path) or _starts_with(flag.path, path) for flag in self._flags):
             return _where(path, self._file, self._flags)
         nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in self._file.lines), None)
@@ -211,7 +271,7 @@ def _sentence(details: list[ErrorDetails], file: YamlFile, flags: list[Flag]) ->
 def _where(path: KeyPath, file: YamlFile, flags: list[Flag]) -> str:
     for flag in reversed(flags):
         if _starts_with(path, flag.path) or _starts_with(flag.path, path):
-            return f"flag {flag.name}"
+            return f"flag {flag.name}" if flag.name.startswith("-") else flag.name
     return file.where(path)
 
 

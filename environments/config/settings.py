@@ -245,6 +245,11 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     )
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 
+    def pool_config(self) -> PoolConfig:
+        """The pool's settings; unless they name a spec, its first hosts are started for `sandbox`."""
+        given = "spec" in self.pool.model_fields_set
+        return self.pool if given else self.pool.model_copy(update={"spec": self.sandbox})
+
     @model_validator(mode="after")
     def _is_a_distribution(self) -> HermesAgentEnvConfig:
         names = {*DISTRIBUTIONS, *(self.distributions or {})}

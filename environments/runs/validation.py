@@ -340,7 +340,7 @@ async def shared_pool(env: HermesAgentBaseEnv) -> AsyncIterator[Any]:
     from sandbox_pool import SlotPool
 
     try:
-        pool = SlotPool.from_config(env.config.pool)
+        pool = SlotPool.from_config(env.config.pool_config())
     except ValueError as error:
         raise ConfigError(f"env.pool: {error}") from error
     async with pool:

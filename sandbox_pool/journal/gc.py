@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -111,7 +112,8 @@ async def collect_orphans(
     collection = _Collection(journal, state_dir, me, live, {host.name for host in recorded})
     asked = {_key(*place) for place in places}
     by_place: dict[str, tuple[ProviderPlace, list[JournalHost]]] = {}
-    for place in (default_place("local"), *places):
+    here = (default_place("local"),) if sys.platform == "linux" else ()
+    for place in (*here, *places):
         by_place[_key(*place)] = place, []
     for host in recorded:
         _, orphans = by_place.setdefault(_key(host.provider, host.settings), ((host.provider, host.settings), []))

@@ -25,6 +25,7 @@ import hmac
 import importlib
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -283,6 +284,9 @@ def checked_options(model: type[Options], options: Mapping[str, Any]) -> Options
 
 def load_provider(name: str, context: ProviderContext, options: Mapping[str, Any]) -> Provider:
     """Make the provider of this name; an unknown name raises `ValueError`."""
+    if name == "local" and sys.platform != "linux":
+        others = ", ".join(other for other in provider_names() if other != "local")
+        raise ValueError(f"slots of this machine need Linux; from here they can be driven elsewhere: {others}")
     target = BUILT_IN.get(name)
     if target is None and ":" in name:
         target = name

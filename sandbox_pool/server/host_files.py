@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import pwd
+import shutil
 import stat
 from dataclasses import dataclass, field
 from typing import Union
@@ -133,6 +134,8 @@ def remove_tree(path: AnyPath) -> list[str]:
     Never follows a link, never enters another mount, holds three descriptors at most. Blocks: not for an event loop.
     """
     place = os.path.abspath(path)
+    if not hasattr(os, "O_PATH"):
+        return _removed_by_shutil(place)
     try:
         parent = os.open(os.path.dirname(place), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -143,6 +146,16 @@ def remove_tree(path: AnyPath) -> list[str]:
         return _Removal(parent, os.path.basename(place), place).run()
     finally:
         os.close(parent)
+
+
+def _removed_by_shutil(place: str) -> list[str]:
+    """For clients on other systems than Linux, which have no slots and so no trees made to resist."""
+    problems: list[str] = []
+    if os.path.isdir(place) and not os.path.islink(place):
+        shutil.rmtree(place, onerror=lambda _, at, error: problems.append(f"{at}: {error[1]}"))
+    elif os.path.lexists(place):
+        os.unlink(place)
+    return problems[:MOST_PROBLEMS]
 
 
 class _Removal:

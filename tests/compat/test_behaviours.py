@@ -245,7 +245,7 @@ async def test_budget_keys_are_read():
 
 async def test_yamls_load(tmp_path, caplog):
     path = tmp_path / "run.yaml"
-    await asyncio.to_thread(path.write_text, "env: {terminal_backend: docker}\nopenai: {health_check: false}\n")
+    await asyncio.to_thread(path.write_text, "env: {terminal_backend: modal}\nopenai: {health_check: false}\n")
     with caplog.at_level(logging.WARNING):
-        assert load_config(RunConfig, path).env.pool.provider == "local"
-    assert "'docker' -> env.pool.provider: 'local'" in caplog.text
+        assert load_config(RunConfig, path).env.pool.provider == "modal"
+    assert "'modal' -> env.pool.provider: 'modal'" in caplog.text

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_pool.config import PoolConfig
+from sandbox_pool.providers.base import BUILT_IN, ProviderContext, load_provider
 
 
 def test_an_empty_environment_gives_the_local_provider():
@@ -28,7 +29,8 @@ def test_the_variables_of_the_earlier_system_are_understood():
 
 
 def test_commands_keep_the_network_that_earlier_scripts_rely_on():
-    assert PoolConfig.from_env({}).spec.network == "host"
+    assert PoolConfig.from_env({"TERMINAL_ENV": "local"}).spec.network == "host"
+    assert PoolConfig.from_env({"TERMINAL_TIMEOUT": "60"}).spec.network == "none"
 
 
 def test_nomad_variables_become_sizes_image_and_provider_options():
@@ -70,7 +72,7 @@ def test_a_backend_that_does_not_exist_is_refused_with_what_there_is():
 
 
 def test_a_number_that_is_none_names_its_variable():
-    with pytest.raises(ValueError, match="TERMINAL_TIMEOUT='soon'"):
+    with pytest.raises(ValueError, match="TERMINAL_TIMEOUT: 'soon' is not a number"):
         PoolConfig.from_env({"TERMINAL_TIMEOUT": "soon"})
 
 
@@ -87,3 +89,145 @@ def test_retired_variables_pass_in_silence(caplog):
 def test_a_relative_working_directory_of_the_host_is_not_taken_into_the_slot(caplog):
     assert PoolConfig.from_env({"TERMINAL_CWD": "."}).spec.workdir is None
     assert "TERMINAL_CWD" in caplog.text
+
+
+BLOCKS = pytest.mark.parametrize(
+    ("block", "provider", "options", "spec"),
+    [
+        pytest.param(
+            """
+            TERMINAL_ENV=singularity
+            TERMINAL_DOCKER_IMAGE=python:3.11-slim
+            TERMINAL_SINGULARITY_IMAGE=docker://python:3.11-slim
+            TERMINAL_TIMEOUT=60
+            """,
+            "apptainer",
+            {},
+            {"image": "python:3.11-slim"},
+            id="singularity",
+        ),
+        pytest.param(
+            """
+            TERMINAL_ENV=docker
+            TERMINAL_DOCKER_IMAGE=nikolaik/python-nodejs:python3.11-nodejs20
+            TERMINAL_MODAL_IMAGE=python:3.11
+            TERMINAL_DOCKER_ENV={"LANG": "C"}
+            TERMINAL_CWD=/workspace
+            TERMINAL_TIMEOUT=60
+            """,
+            "docker",
+            {},
+            {"image": "nikolaik/python-nodejs:python3.11-nodejs20", "workdir": "/workspace", "env": {"LANG": "C"}},
+            id="docker",
+        ),
+        pytest.param(
+            """
+            TERMINAL_ENV=ssh
+            TERMINAL_SSH_HOST=192.168.1.100
+            TERMINAL_SSH_USER=agent
+            TERMINAL_SSH_PORT=22
+            TERMINAL_SSH_KEY=/keys/id_rsa
+            TERMINAL_SSH_TIMEOUT=10
+            TERMINAL_TIMEOUT=60
+            """,
+            "ssh",
+            {
+                "machines": ["ssh://agent@192.168.1.100:22"],
+                "check_host_keys": "accept-new",
+                "identity_file": Path("/keys/id_rsa"),
+                "connect_timeout_s": 10,
+            },
+            {},
+            id="ssh",
+        ),
+        pytest.param(
+            """
+            TERMINAL_ENV=modal
+            TERMINAL_MODAL_IMAGE=python:3.11
+            TERMINAL_MODAL_APP_NAME=hermes-sandbox
+            TERMINAL_MODAL_IDLE_TIMEOUT=120
+            TERMINAL_MODAL_MAX_LIFETIME=3600
+            TERMINAL_MODAL_EXEC_TIMEOUT=30
+            TERMINAL_MODAL_WORKSPACE=/data
+            TERMINAL_TIMEOUT=60
+            """,
+            "modal",
+            {"app": "hermes-sandbox", "idle_timeout_s": 120, "timeout_s": 3600, "drain_s": 900},
+            {"image": "python:3.11"},
+            id="modal",
+        ),
+        pytest.param(
+            """
+            TERMINAL_ENV=nomad
+            TERMINAL_NOMAD_ADDRESS=http://localhost:4646
+            TERMINAL_NOMAD_DRIVER=singularity
+            TERMINAL_NOMAD_JOB_ID=hermes-sandbox
+            TERMINAL_NOMAD_IMAGE=atropos-sandbox:local
+            TERMINAL_NOMAD_SINGULARITY_IMAGE=/images/sandbox.sif
+            TERMINAL_TIMEOUT=60
+            """,
+            "nomad",
+            {
+                "address": "http://localhost:4646",
+                "driver": "apptainer",
+                "job_prefix": "hermes-sandbox",
+                "image": "/images/sandbox.sif",
+            },
+            {},
+            id="nomad-singularity",
+        ),
+        pytest.param(
+            """
+            TERMINAL_ENV=nomad
+            TERMINAL_NOMAD_IMAGE=atropos-sandbox:local
+            TERMINAL_TIMEOUT=60
+            """,
+            "nomad",
+            {"driver": "docker"},
+            {"image": "atropos-sandbox:local"},
+            id="nomad",
+        ),
+        pytest.param(
+            """
+            TERMINAL_ENV=daytona
+            TERMINAL_DAYTONA_IMAGE=nikolaik/python-nodejs:python3.11-nodejs20
+            TERMINAL_TIMEOUT=60
+            """,
+            "daytona",
+            {},
+            {"image": "nikolaik/python-nodejs:python3.11-nodejs20"},
+            id="daytona",
+        ),
+    ],
+)
+
+
+@BLOCKS
+def test_the_blocks_of_hermes_agent_give_provider_options_and_image(caplog, block, provider, options, spec):
+    config = PoolConfig.from_env(dict(line.strip().split("=", 1) for line in block.strip().splitlines()))
+    assert (config.provider, config.provider_options, config.exec_timeout_s) == (provider, options, 60)
+    given = config.spec.model_dump(exclude_unset=True)
+    assert given == {"network": "host", **spec}
+    assert caplog.text == ""
+    if provider in BUILT_IN:
+        load_provider(provider, ProviderContext.of(config, "owner"), config.provider_options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TERMINAL_NOMAD_AUTOSTART", "1"),
+        ("TERMINAL_NOMAD_RAW_EXEC_PORT", "8080"),
+        ("TERMINAL_DOCKER_VOLUMES", '["/a:/a"]'),
+    ],
+)
+def test_what_slots_do_not_do_is_said_only_when_it_is_asked_for(caplog, name, value):
+    PoolConfig.from_env({name: "false" if value == "1" else ""})
+    assert caplog.text == ""
+    PoolConfig.from_env({name: value})
+    assert f"{name} has no effect: " in caplog.text
+
+
+def test_a_folder_of_the_machine_is_not_taken_into_the_slot(caplog):
+    assert PoolConfig.from_env({"TERMINAL_ENV": "docker", "TERMINAL_CWD": "/home/jim"}).spec.workdir is None
+    assert "TERMINAL_CWD=/home/jim is a folder of this machine" in caplog.text

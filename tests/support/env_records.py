@@ -17,5 +17,6 @@ def record(group_id: str = "g", number: int = 0, score: float | None = 1.0, **mo
         "trainable": score is not None,
         "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
         "score": score,
+        "verifier_score": score,
     }
     return RolloutRecord(**(fields | more))

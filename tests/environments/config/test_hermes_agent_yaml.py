@@ -7,6 +7,7 @@ import pytest
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig
 from environments.errors import ConfigError
+from sandbox_pool.providers.base import BUILT_IN
 
 YAML = """
 env:
@@ -42,10 +43,11 @@ def load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("backend", "provider"),
-    [("local", "local"), ("modal", "modal"), ("docker", "local"), ("ssh", "local"), ("singularity", "local")],
+    ("backend", "named"),
+    [("local", "local"), ("modal", "modal"), ("docker", "docker"), ("ssh", "ssh"), ("singularity", "apptainer")],
 )
-def test_a_yaml_of_hermes_agent_loads_and_says_what_became_of_its_keys(load, caplog, backend, provider):
+def test_a_yaml_of_hermes_agent_loads_and_says_what_became_of_its_keys(load, caplog, backend, named):
+    provider = named if named in BUILT_IN else "local"
     with caplog.at_level(logging.WARNING):
         config = load(YAML.format(backend=backend))
     assert config.env.pool.provider == provider

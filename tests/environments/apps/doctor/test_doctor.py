@@ -9,7 +9,8 @@ from aiohttp import web
 from environments.apps.cli.doctor import as_json
 from environments.apps.cli.main import main
 from environments.apps.doctor import doctor_checks
-from environments.apps.doctor.doctor_checks import Finding, endpoints, run_checks
+from environments.apps.doctor.doctor_checks import PLACES, Finding, endpoints, run_checks
+from sandbox_pool.providers.base import provider_names
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def test_what_is_missing_comes_with_a_fix():
     for finding in asyncio.run(run_checks()):
         if finding.status == "missing":
             assert finding.fix, finding
+
+
+def test_a_place_without_a_provider_is_never_ok():
+    found = {finding.subject: finding for finding in asyncio.run(run_checks()) if finding.subject in PLACES}
+    for name, finding in found.items():
+        if name not in provider_names():
+            assert (finding.status, f"no provider {name!r}" in finding.detail) == ("missing", True)
+        elif finding.status == "ok":
+            assert f"pool check --provider {name}" in finding.detail
 
 
 def test_secrets_are_never_shown(monkeypatch, capsys):
