@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PROVIDERS = {
     "local": "local",
     "docker": "docker",
-    "podman": "docker",
+    "podman": "podman",
     "singularity": "apptainer",
     "apptainer": "apptainer",
     "ssh": "ssh",
@@ -50,6 +50,7 @@ SIZE_FIELDS: dict[str, tuple[str, Convert]] = {
 """Suffixes of TERMINAL_NOMAD_ and TERMINAL_MODAL_."""
 IMAGE_VARIABLES = {
     "docker": "TERMINAL_DOCKER_IMAGE",
+    "podman": "TERMINAL_DOCKER_IMAGE",
     "apptainer": "TERMINAL_SINGULARITY_IMAGE",
     "nomad": "TERMINAL_NOMAD_IMAGE",
     "modal": "TERMINAL_MODAL_IMAGE",
