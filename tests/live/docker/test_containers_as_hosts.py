@@ -122,7 +122,7 @@ def test_containers_of_a_killed_client_are_removed_by_gc(make_config, engine):
 
 @slow
 async def test_the_reason_why_a_container_does_not_start_is_told(make_provider):
-    with pytest.raises(HostStartFailed, match="(?i)no such file"):
+    with pytest.raises(HostStartFailed, match=r"(?i)no such file"):
         await make_provider(python="/nosuch").start("hrl-a", SandboxSpec())
     with pytest.raises(HostStartFailed, match="no-such-image"):
         await make_provider(image="localhost/no-such-image").start("hrl-b", SandboxSpec())
@@ -138,6 +138,7 @@ async def test_rootless_podman_gives_slots_to_its_user(engines, tmp_path):
     async with SlotPool.from_config(config) as pool, pool.lease("t") as box:
         assert (await box.exec("echo $((6 * 7))")).output == "42\n"
         (name,) = engine.containers()
-        pid = int(engine.run("inspect", "--format", "{{.State.Pid}}", name))
-        assert Path(f"/proc/{pid}").stat().st_uid != 0
+        pid = engine.run("inspect", "--format", "{{.State.Pid}}", name)
+        owner = await asyncio.to_thread(Path(f"/proc/{pid}").stat)
+        assert owner.st_uid != 0
     await eventually(lambda: engine.containers() == [])
