@@ -1,11 +1,14 @@
 """Hosts in containers of a real docker and a real podman engine. Prepared by tests/live/docker/prepare.sh."""
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -128,6 +131,46 @@ async def test_the_reason_why_a_container_does_not_start_is_told(make_provider):
         await make_provider(image="localhost/no-such-image").start("hrl-b", SandboxSpec())
     with pytest.raises(HostStartFailed, match="runsc"):
         await make_provider(runtime="runsc").start("hrl-c", SandboxSpec())
+
+
+@slow
+async def test_random_leases_under_random_kills_are_done_or_lost_and_nothing_is_left(make_config, engine):
+    chance = random.Random(20)
+    todo, ends = iter(range(200)), Counter()
+    commands = ("echo hi", "sleep 0.2; echo hi", "head -c 2000000 /dev/urandom | wc -c", "seq 100000 | tail -1")
+    settings = {"max_hosts": 2, "min_hosts": 2, "start_attempts": 5}
+
+    async def work(pool):
+        for number in todo:
+            try:
+                async with pool.lease(f"t{number}") as box:
+                    for command in chance.choices(commands, k=3):
+                        result = await box.exec(command, timeout_s=120)
+                        assert (result.exit_code, result.timed_out) == (0, False)
+                    ends["done"] += 1
+            except SandboxLost:
+                ends["lost"] += 1
+
+    async def kill(pool, working):
+        kills = 0
+        while not all(task.done() for task in working):
+            await asyncio.wait(working, timeout=chance.uniform(1, 4))
+            running = (await asyncio.to_thread(engine.run, "ps", "--format", "{{.Names}}")).split()
+            if running and kills < 8:
+                with contextlib.suppress(subprocess.CalledProcessError):  # it ended meanwhile
+                    await asyncio.to_thread(engine.run, "kill", chance.choice(running))
+                kills += 1
+        return kills
+
+    async with SlotPool.from_config(make_config(**settings)) as pool:
+        working = [asyncio.create_task(work(pool)) for _ in range(8)]
+        kills = await kill(pool, working)
+        await asyncio.gather(*working)
+    print(f"{engine.kind}: {dict(ends)} under {kills} kills")
+    assert ends.total() == 200
+    assert kills > 0
+    assert ends["done"] > 0
+    assert (engine.containers(), engine.volumes()) == ([], [])
 
 
 @slow
