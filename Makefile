@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm hints clean
+.PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm readers hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -25,6 +25,7 @@ help:
 	@echo "make helpers build the slot helper for x86_64 and aarch64 (a 100 MB cross compiler from PyPI)"
 	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
 	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
+	@echo "make readers prepare Harbor and Inspect, which the exports are checked with (120 MB)"
 	@echo "make clean   remove .venv and everything built"
 
 $(INSTALLED): pyproject.toml
@@ -32,8 +33,8 @@ $(INSTALLED): pyproject.toml
 		{ echo "hermes-rl needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@command -v uv >/dev/null 2>&1 || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	@$(PIP) install --quiet --python $(BIN)/python --editable '.[dev,learn]' || \
-		{ echo "hint: the packages of the CPU model cannot be had; the demo goes on with scripted policies"; \
+	@$(PIP) install --quiet --python $(BIN)/python --editable '.[dev,learn]' && $(BIN)/hermes-rl model get >/dev/null || \
+		{ echo "hint: the CPU model cannot be had here; the demo goes on with scripted policies"; \
 		  $(PIP) install --quiet --python $(BIN)/python --editable '.[dev]'; }
 	@touch $@
 
@@ -84,6 +85,10 @@ helpers: $(INSTALLED)
 vllm: $(INSTALLED)
 	bash tests/live/vllm/prepare.sh
 	@echo "ready: $(BIN)/pytest -m slow tests/live/vllm"
+
+readers: $(INSTALLED)
+	bash tests/live/exports/prepare.sh
+	@echo "ready: $(BIN)/pytest -m slow tests/live/exports"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

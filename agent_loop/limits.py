@@ -18,7 +18,8 @@ After the model answered:
 7. finish reason `length`    -> `max_sampled_tokens` when the rollout's budget made the cut, else `length`
 8. no calls                  -> `finished` (markup that could not be read is a call with an error, answered like one).
    While a process runs that was started with notify_on_complete, its end is waited for first, until the deadline of the
-   turn or `tool_timeout_s`, and the model gets another turn to hear of it
+   turn or `tool_timeout_s`, and the model gets another turn to hear of it. With a `user`, they are asked then: their
+   answer is another turn's prompt, and none is `finished`
 9. calls beyond `max_tool_calls` are answered "not run", those within it run -> `max_tool_calls`
 
 While tools run:

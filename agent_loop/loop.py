@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,10 @@ MAX_SHRINKS = 3
 """Times one turn's prompt is cut further after the server called it too long."""
 
 
+User = Callable[[Sequence[Message]], Awaitable[str | None]]
+"""Given the trajectory after a turn without calls, says what the user answers; None ends the conversation."""
+
+
 @dataclass(frozen=True)
 class RolloutConfig:
     """Everything a rollout needs, except its messages."""
@@ -52,6 +56,7 @@ class RolloutConfig:
     budget: ResultBudget = field(default_factory=ResultBudget)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     on_activity: Callable[[str], None] = lambda what: None
+    user: User | None = None
 
 
 class Rollout:
@@ -170,7 +175,7 @@ class Rollout:
             spent = budget is not None and self._sampled_tokens >= budget
             return Outcome.MAX_SAMPLED_TOKENS if spent else Outcome.LENGTH
         if not turn.calls:
-            return None if await self._notice_to_come(deadline) else Outcome.FINISHED
+            return None if await self._notice_to_come(deadline) else await self._hear_user(deadline)
         return await self._run_tools(turn, record, deadline)
 
     async def _notice_to_come(self, deadline: float | None) -> bool:
@@ -184,6 +189,23 @@ class Rollout:
                 return await self._config.runtime.wait_for_notice()
         except TimeoutError:
             return False
+
+    async def _hear_user(self, deadline: float | None) -> Outcome | None:
+        """The user's answer as a message that nobody sampled, so it is not trained on. Raises `ModelError`."""
+        if self._config.user is None:
+            return Outcome.FINISHED
+        self._config.on_activity(f"turn {self.turns_begun}: the user answers")
+        try:
+            async with asyncio.timeout_at(deadline) as timer:
+                answer = await self._config.user(self.messages)
+        except TimeoutError:
+            if timer.expired():
+                return Outcome.DEADLINE
+            raise
+        if answer is None:
+            return Outcome.FINISHED
+        self._extend([{"role": "user", "content": answer}])
+        return None
 
     async def _run_tools(self, turn: ModelTurn, record: TurnRecord, deadline: float | None) -> Outcome | None:
         started = self._clock()
@@ -256,12 +278,14 @@ class HermesAgentLoop:
         context: ContextPolicy | None = None,
         context_strategies: Sequence[Strategy] = (),
         on_activity: Callable[[str], None] | None = None,
+        user: User | None = None,
     ) -> None:
         """`sampling`, `limits` and `context` hold several values at once; giving a value both ways is an error.
 
         `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
         the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together;
-        `on_activity` is told each turn and each round of calls, for whoever watches that something happens.
+        `on_activity` is told each turn and each round of calls, for whoever watches that something happens. `user`
+        answers turns without calls, and ends the conversation with None.
         """
         _said_once("limits", limits, max_turns=max_turns != 30)
         _said_once("context", context, max_context_tokens=max_context_tokens is not None)
@@ -285,6 +309,7 @@ class HermesAgentLoop:
             budget=budget_config or ResultBudget(),
             retry=retry or RetryPolicy(),
             on_activity=on_activity or (lambda what: None),
+            user=user,
         )
         self._running: set[asyncio.Task[Any]] = set()
         self._cancelled: set[asyncio.Task[Any]] = set()
@@ -359,6 +384,7 @@ def _result(rollout: Rollout, outcome: Outcome, error: str | None, total_s: floa
         metrics=metrics,
         segments=segments,
         wire_log=getattr(rollout.conversation, "sampled_calls", list),
+        vocabulary=getattr(rollout.conversation, "pieces", dict),
         truncations=rollout.truncations,
         timing={"model_s": metrics["model_s"], "tools_s": metrics["tools_s"], "total_s": total_s},
     )

@@ -11,27 +11,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_loop.limits import Limits
+from agent_loop.local_models.standin.solver import Step
 from agent_loop.model.backends.backend import TokenBackend
 from agent_loop.model.contract import Message, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.metrics import rollout_metrics
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.tools.policy import Answer
+from agent_loop.tools.tool import Tool
 from environments.atropos.atropos_env import AtroposEnv
 from environments.atropos.groups import Group, GroupRejected
 from environments.atropos.packing import PackedGroup, Packer
 from environments.atropos.servers import AtroposServerBackend
-from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
+from environments.config.settings import HermesAgentEnvConfig, RoleConfig, RunConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.models import ModelOpener, load_tokenizer
-from environments.rollouts.planning import choose_tools, content_id, item_field, longest_sequence
-from environments.rollouts.rollout import Score
+from environments.rollouts.planning import check_mcp, choose_tools, content_id, item_field, longest_sequence
+from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
 from environments.sandboxes import Pool
@@ -42,6 +44,10 @@ from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
+
+    from environments.roles import RolloutRoles
+    from environments.rollouts.hack_meter import HackMeter, Probe
+    from environments.rollouts.quarantine import Quarantine
 
 __all__ = [
     "AgentResult",
@@ -91,9 +97,24 @@ class HermesAgentBaseEnv(AtroposEnv):
         self._packing = asyncio.Lock()
         self.always_allowed: set[str] = set()
         """Rules of `tools.policy` that `allow_command` answered with "always"."""
-        self.known_solutions: dict[str, Sequence[str]] = {}
-        """Prompt -> shell commands that solve it, for the stand-in."""
+        self.known_solutions: dict[str, Sequence[Step]] = {}
+        """Prompt -> steps that solve it, for the stand-in."""
+        self.roles: Callable[[int | None], RolloutRoles] | None = None
+        """Makes the judge and the user of a rollout with this seed; None without either."""
         self._model_context: int | None = None
+        self._meter: HackMeter | None = None
+        if config.hack_meter.impossible or config.hack_meter.tripwires:
+            from environments.rollouts.hack_meter import HackMeter
+
+            self._meter = HackMeter(config.hack_meter)
+        self.keep_workspace: KeepFunction | None = None
+        """Stores the workspace of each rollout; set by process and evaluate."""
+        self._quarantine: Quarantine | None = None
+        if config.quarantine is not None:
+            from environments.rollouts.quarantine import Quarantine
+
+            self._quarantine = Quarantine(config.quarantine)
+        check_mcp(config)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self.reward_terms = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -163,9 +184,33 @@ class HermesAgentBaseEnv(AtroposEnv):
     def activity(self, rollout_id: str, what: str) -> None:
         """Told what a rollout does: each turn, each round of calls, and every ten seconds of a long command."""
 
-    def solution(self, item: Any) -> Sequence[str]:
-        """Shell commands that solve the item, where they are known: the stand-in plays them, well and badly."""
+    def tools(self, item: Any) -> Sequence[Tool]:
+        """Your own tools for the item, made with `@tool`; the model gets them together with `enabled_toolsets`."""
+        return ()
+
+    def user_prompt(self, item: Any) -> str:
+        """Who the user is and what they want, for `env.user` to play: the item's `user`."""
+        return str(item_field(item, "user") or "")
+
+    async def user_reply(self, item: Any, messages: Sequence[Message], ctx: SandboxContext) -> str | None:
+        """What the user answers to a turn without calls; None ends the conversation. Asks `env.user`."""
+        return await ctx.ask_user(self.user_prompt(item), messages)
+
+    @property
+    def has_user(self) -> bool:
+        """Whether somebody answers the agent: `env.user`, or a `user_reply` of the environment's own."""
+        return self.config.user is not None or type(self).user_reply is not HermesAgentBaseEnv.user_reply
+
+    def solution(self, item: Any) -> Sequence[str | Mapping[str, Any]]:
+        """What solves the item, turn by turn, where it is known: the stand-in plays it, well and badly.
+
+        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, or `{"content": ...}`, which is said.
+        """
         return item_field(item, "solution") or ()
+
+    def impossible(self, item: Any) -> Any | None:
+        """The item with checks that contradict each other, for the hack meter; None where you know none."""
+        return None
 
     def spec(self, item: Any) -> SandboxSpec:
         """Image, limits and network of this item's slots."""
@@ -190,12 +235,22 @@ class HermesAgentBaseEnv(AtroposEnv):
         """What the summary groups items by."""
         return str(item_field(item, "category") or "")
 
+    async def next_item(self) -> Any:
+        """`get_next_item`, without what `env.quarantine` lists."""
+        return await (self.get_next_item() if self._quarantine is None else self._quarantine.next_item(self))
+
+    async def chosen_evaluation_items(self) -> list[Any]:
+        """`evaluation_items`, without what `env.quarantine` lists."""
+        items = list(await self.evaluation_items())
+        return items if self._quarantine is None else self._quarantine.allowed(self, items)
+
     # Opening and closing
 
     async def open_up(self) -> None:
         """Start the pool and reach the model, unless they were given."""
         if not isinstance(self.model, ModelServer):  # first: its mistakes are found sooner than slots are started
             self.model = await self._open_model(self.model)
+        await self._open_roles()
         if self.pool is None:
             from sandbox_pool import SlotPool
 
@@ -203,6 +258,21 @@ class HermesAgentBaseEnv(AtroposEnv):
                 self.pool = await self._stack.enter_async_context(SlotPool.from_config(self.config.pool))
             except ValueError as error:
                 raise ConfigError(f"env.pool: {error}") from error
+
+    async def _open_roles(self) -> None:
+        config = self.config
+        if config.judge is None and config.user is None:
+            return
+        from environments.roles import Role, RolloutRoles
+
+        async def opened(name: str, role: RoleConfig | None) -> Role | None:
+            if role is None:
+                return None
+            opener = ModelOpener(self._stack, config.tool_call_parser, config.tokenizer_name, section=f"env.{name}")
+            return Role(name, await opener.open([role]), role)
+
+        judge, user = await opened("judge", config.judge), await opened("user", config.user)
+        self.roles = lambda seed: RolloutRoles(judge, user, seed)
 
     async def _open_model(self, backend: TokenBackend | None) -> ModelServer:
         config = self.config
@@ -238,20 +308,42 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     async def collect_trajectories(self, item: Any) -> tuple[list[Group] | None, list[Any]]:
         """Run a group and pack it; None when it is not complete or must not be trained on."""
-        result = await self.rollouts.run_group(item, self.rollouts.next_index(), self.config.group_size)
+        index = self.rollouts.next_index()
+        probe = None if self._meter is None else self._meter.probe(self, item, index)
+        if probe is not None:
+            return await self._run_probe(probe, index)
+        return await self._deliver(await self.rollouts.run_group(item, index, self.config.group_size)), []
+
+    async def _run_probe(self, probe: Probe, index: int) -> tuple[list[Group] | None, list[Any]]:
+        """A group of the hack meter: it reaches the trainer when it was possible and nobody cheated."""
+        assert self._meter is not None
+        tag = f"{self.rollouts.run_tag}-impossible" if probe.wire is None else None
+        result = await self.rollouts.run_group(probe.item, index, self.config.group_size, tag=tag, wire=probe.wire)
+        proven = self._meter.judge(probe, result.records(), self.config.rewards.solved_at)
+        if probe.wire is not None and not proven:
+            return await self._deliver(result), []
+        self.counts.rejected["probe"] += 1
+        await self._save(result)
+        self._meter.check()
+        return None, []
+
+    async def _save(self, result: GroupResult) -> None:
         if self.config.data_path_to_save_groups is not None:
             lines = b"".join(record.to_json() + b"\n" for record in result.records())
             await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
+
+    async def _deliver(self, result: GroupResult) -> list[Group] | None:
+        await self._save(result)
         if not result.complete:
             self.counts.rejected["incomplete"] += 1
             log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)
-            return None, []
+            return None
         try:
-            return await self._pack(result), []
+            return await self._pack(result)
         except GroupRejected as rejection:
             self.counts.rejected[rejection.reason] += 1
             log.info("group %s not sent (%s): %s", result.group_id, rejection.reason, rejection)
-            return None, []
+            return None
 
     async def _pack(self, result: GroupResult) -> list[Group]:
         params = {"temperature": self.config.agent_temperature, "item_id": result.item_id}
@@ -304,5 +396,12 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log figures of the rollouts since the last log line, and of the delivery."""
         tokens = self._packer.tokens
-        figures = {"delivery/token_fraction": tokens.fraction, "delivery/segments_waiting": self._packer.waiting}
+        figures: dict[str, Any] = {
+            "delivery/token_fraction": tokens.fraction,
+            "delivery/segments_waiting": self._packer.waiting,
+        }
+        if self._quarantine is not None:
+            figures["quarantine/left_out"] = self._quarantine.left_out
+        if self._meter is not None:
+            figures |= self._meter.take()
         await super().wandb_log({**self.stats.take(), **figures, **(wandb_metrics or {})})

@@ -34,7 +34,7 @@ class RunFailed(Exception):
     """The input was right, and the run could not be done all the same. Exit code 1."""
 
 
-class RolloutLost(Exception):
+class RolloutLost(RunFailed):
     """Infrastructure, or the reward's own code, left less than was asked for; `records` are the lost rollouts."""
 
     def __init__(self, what: str, records: Sequence[RolloutRecord]) -> None:
@@ -116,7 +116,7 @@ def _named_faults() -> tuple[type[Exception], ...]:
     from agent_loop.local_models.cpu_model.weights import CpuModelMissing
     from agent_loop.model.contract import ModelError
     from agent_loop.tools.tool import ToolsetError
-    from environments.code_tasks.datasets import DatasetUnavailable
+    from environments.dataset_rows import DatasetUnavailable
     from tool_parsers import UnknownParser
 
     return (DatasetUnavailable, CpuModelError, CpuModelMissing, ModelError, ToolsetError, UnknownParser)

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from pydantic import Field, create_model
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SHIPPED = {
     "terminal_tasks": "environments.terminal_tasks.terminal_env:TerminalTasksEnv",
     "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
+    "prompts": "environments.prompts:PromptsEnv",
 }
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
@@ -88,7 +89,7 @@ def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
     name = read_yaml(find_config(source)).data.get("environment")
     if not name:
         load_config(RunConfig, source, settings)
-        raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, or module:Class")
+        raise ConfigError(f"{source}: `environment` is missing: terminal_tasks, code_tasks, prompts, or module:Class")
     return str(name)
 
 
@@ -120,9 +121,18 @@ def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh:
     return own_process.run(batch(env, out, fresh))
 
 
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr now: a progress bar takes its place while it is drawn, and puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def configure_logging(verbose: bool = False) -> None:
     """Log lines on stderr: ours from INFO on, other libraries' from WARNING on."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    form = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", handlers=[StderrHandler()])
     for package in ("environments", "agent_loop", "sandbox_pool"):
         logging.getLogger(package).setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("atroposlib").setLevel(logging.WARNING)

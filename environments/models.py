@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from agent_loop.local_models.standin import Policy, StandIn, chatml_tokenizer, named_policy
 from agent_loop.local_models.standin.chatml import chatml_template
-from agent_loop.local_models.standin.solver import solver
+from agent_loop.local_models.standin.solver import Step, solver
 from agent_loop.model.backends import TokenBackend, VllmBackend, connect
 from agent_loop.model.backends.http import http_address, is_loopback
 from agent_loop.model.chat import ChatServer
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 HUB_TIMEOUT_S = 10.0
 OURS = frozenset({"keep_log"})
 """Arguments of servers started here that no config sets."""
+PLAYED_BY_DEFAULT = {"env.judge": "judge", "env.user": "user"}
+"""What a stand-in plays in each section that is not the policy's."""
 NUMBERS: Mapping[str, Any] = {"int": int, "float": int | float}
 
 
@@ -68,16 +70,20 @@ class ModelOpener:
         tokenizer_name: str,
         *,
         tools_in_prompt: bool = True,
-        solutions: Mapping[str, Sequence[str]] | None = None,
+        solutions: Mapping[str, Sequence[Step]] | None = None,
         environ: Mapping[str, str] | None = None,
+        section: str = "openai",
     ) -> None:
-        """`solutions` (prompt -> shell commands, read at each request) are what the `solver` stand-in plays."""
+        """`section` names the settings in messages.
+
+        `solutions` (prompt -> steps, read at each request) are what the `solver` stand-in plays."""
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
         self._tools_in_prompt = tools_in_prompt
         self._solutions = {} if solutions is None else solutions
         self._environ = os.environ if environ is None else environ
+        self._section = section
         self.context_tokens: int | None = None
         """The shortest context of the opened servers, as far as they tell it."""
 
@@ -110,7 +116,7 @@ class ModelOpener:
             tokenizer = await asyncio.to_thread(load_tokenizer, server.tokenizer_name or self._tokenizer_name)
             return await self.record(backend, tokenizer)
         except ModelUnavailable as error:
-            raise ConfigError(f"no model server: {error}: start it, or correct openai.base_url") from error
+            raise ConfigError(f"no model server: {error}: start it, or correct {self._section}.base_url") from error
         except ModelRefused as error:
             raise ConfigError(f"the model server cannot be used: {error}") from error
 
@@ -146,8 +152,8 @@ class ModelOpener:
         return ChatServer(client, server.model_name, self._parser)
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
-        options = checked_options(StandIn, server.options)
-        policy = self._policy(options.pop("policy", "solver"))
+        options = checked_options(StandIn, server.options, self._section)
+        policy = self._policy(options.pop("policy", PLAYED_BY_DEFAULT.get(self._section, "solver")))
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
 
@@ -164,17 +170,19 @@ class ModelOpener:
                 return named_policy(name)
             return cast("Policy", getattr(importlib.import_module(module_name), function))
         except ValueError as error:
-            raise ConfigError(f"openai.options.policy: {error}, or give module:function") from error
+            raise ConfigError(f"{self._section}.options.policy: {error}, or give module:function") from error
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"openai.options.policy {name!r} cannot be imported: {error}") from error
+            raise ConfigError(f"{self._section}.options.policy {name!r} cannot be imported: {error}") from error
 
     async def _cpu_model(self, server: ServerConfig) -> ModelServer:
         from agent_loop.local_models.cpu_model import CpuModel
 
         try:
-            model = await self._stack.enter_async_context(CpuModel(**checked_options(CpuModel, server.options)))
+            model = await self._stack.enter_async_context(
+                CpuModel(**checked_options(CpuModel, server.options, self._section))
+            )
         except ValueError as error:
-            raise ConfigError(f"openai.options: {error}") from error
+            raise ConfigError(f"{self._section}.options: {error}") from error
         return await self.record(model.backend(), model.tokenizer)
 
     def _key(self, server: ServerConfig) -> str | None:
@@ -183,19 +191,19 @@ class ModelOpener:
         if server.api_key_env is None:
             return None
         if server.api_key_env not in self._environ:
-            raise ConfigError(f"openai.api_key_env names {server.api_key_env}, which is not set")
+            raise ConfigError(f"{self._section}.api_key_env names {server.api_key_env}, which is not set")
         return self._environ[server.api_key_env]
 
 
-def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`openai.options` as arguments of a server started here; ConfigError for an unknown name or a bad value."""
+def checked_options(kind: type, given: Mapping[str, Any], section: str = "openai") -> dict[str, Any]:
+    """`options` of a section as arguments of a server started here; ConfigError for an unknown name or bad value."""
     known = {name: str(of.annotation) for name, of in inspect.signature(kind).parameters.items() if name not in OURS}
     for name, value in given.items():
         if name not in known:
-            raise ConfigError(f"openai.options: unknown key {name!r}; {did_you_mean(name, known)}")
+            raise ConfigError(f"{section}.options: unknown key {name!r}; {did_you_mean(name, known)}")
         wanted = NUMBERS.get(known[name].removesuffix(" | None"), object)
         if value is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not object)):
-            raise ConfigError(f"openai.options.{name} is a number, not {value!r}")
+            raise ConfigError(f"{section}.options.{name} is a number, not {value!r}")
     return dict(given)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -40,6 +40,9 @@ class Pool(Protocol):
 
     def add_snapshot(self, file: BinaryIO, spec: SandboxSpec) -> str:
         """A snapshot from a file of such bytes."""
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec) -> str:
+        """The inverse of `export_snapshot`, for slots of this spec."""
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Free a snapshot."""

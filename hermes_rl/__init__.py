@@ -8,6 +8,9 @@ Exceptions:
 
     UsageError                   bad input; the message says what is wrong and what would be right
       ConfigError                a setting is wrong
+    ToolsetError                 an unknown tool, or a function that cannot be one
+    ToolFailure                  raise it in a tool: the model reads why its call failed
+    RoleAway                     the judge or the user could not be asked; the rollout is lost, never scored
     SandboxError                 infrastructure failed; never an exit code and never a score
       AcquireTimeout             no slot became free in time
       HostStartFailed            a slot server could not be started
@@ -39,11 +42,15 @@ if TYPE_CHECKING:
     from agent_loop.model.errors import RetryPolicy
     from agent_loop.records.record import RolloutRecord
     from agent_loop.records.verify import verify
+    from agent_loop.tools.config import McpServerConfig
+    from agent_loop.tools.own_tools import tool
+    from agent_loop.tools.tool import Tool, ToolFailure, ToolsetError
     from environments.base import HermesAgentBaseEnv, Score
-    from environments.config.settings import HermesAgentEnvConfig, RunConfig, ServerConfig
+    from environments.config.settings import HermesAgentEnvConfig, JudgeConfig, RunConfig, ServerConfig, UserConfig
     from environments.errors import ConfigError, RolloutLost, UsageError
     from environments.launch import load_environment
     from environments.models import open_model
+    from environments.roles import RoleAway
     from environments.rollouts.blocking import BlockingRollouts
     from environments.rollouts.rollouts import Rollouts
     from environments.rollouts.samples import Sample
@@ -51,6 +58,9 @@ if TYPE_CHECKING:
     from environments.runs.batch import evaluate_run, process_run
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
+    from environments.trainers.cpu_weights import CpuServerWeights
+    from environments.trainers.trl import TrlRolloutWorker
+    from environments.trainers.trl_environment import trl_environment, trl_rows
     from sandbox_pool import (
         AcquireTimeout,
         ExecResult,
@@ -81,6 +91,7 @@ __all__ = [
     "CheckTimeout",
     "ConfigError",
     "ContextPolicy",
+    "CpuServerWeights",
     "ExecResult",
     "Generation",
     "HermesAgentBaseEnv",
@@ -88,7 +99,9 @@ __all__ = [
     "HermesAgentLoop",
     "HostStartFailed",
     "IsolationUnavailable",
+    "JudgeConfig",
     "Limits",
+    "McpServerConfig",
     "Mount",
     "NetworkRules",
     "Outcome",
@@ -98,6 +111,7 @@ __all__ = [
     "ProtocolError",
     "ResultBudget",
     "RetryPolicy",
+    "RoleAway",
     "RolloutLost",
     "RolloutRecord",
     "Rollouts",
@@ -116,10 +130,15 @@ __all__ = [
     "SlotPool",
     "StaleLease",
     "TokenBackend",
+    "Tool",
     "ToolContext",
     "ToolError",
+    "ToolFailure",
     "ToolSession",
+    "ToolsetError",
+    "TrlRolloutWorker",
     "UsageError",
+    "UserConfig",
     "Verdict",
     "__version__",
     "evaluate_run",
@@ -127,6 +146,9 @@ __all__ = [
     "load_environment",
     "open_model",
     "process_run",
+    "tool",
+    "trl_environment",
+    "trl_rows",
     "verify",
 ]
 
@@ -140,11 +162,15 @@ _HOMES = {
     "agent_loop.model.errors": "RetryPolicy",
     "agent_loop.records.record": "RolloutRecord",
     "agent_loop.records.verify": "verify",
+    "agent_loop.tools.config": "McpServerConfig",
+    "agent_loop.tools.own_tools": "tool",
+    "agent_loop.tools.tool": "Tool ToolFailure ToolsetError",
     "environments.base": "HermesAgentBaseEnv Score",
-    "environments.config.settings": "HermesAgentEnvConfig RunConfig ServerConfig",
+    "environments.config.settings": "HermesAgentEnvConfig JudgeConfig RunConfig ServerConfig UserConfig",
     "environments.errors": "ConfigError RolloutLost UsageError",
     "environments.launch": "load_environment",
     "environments.models": "open_model",
+    "environments.roles": "RoleAway",
     "environments.rollouts.blocking": "BlockingRollouts",
     "environments.rollouts.rollouts": "Rollouts",
     "environments.rollouts.samples": "Sample",
@@ -152,6 +178,9 @@ _HOMES = {
     "environments.runs.batch": "evaluate_run process_run",
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
+    "environments.trainers.cpu_weights": "CpuServerWeights",
+    "environments.trainers.trl": "TrlRolloutWorker",
+    "environments.trainers.trl_environment": "trl_environment trl_rows",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
     "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
     "StaleLease",

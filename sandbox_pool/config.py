@@ -49,6 +49,19 @@ def check_isolation(info: HostInfo, wanted: Isolation) -> None:
         log.warning("not enforceable here: %s", ", ".join(info.missing))
 
 
+class ImageSettings(BaseModel):
+    """Where images come from and what their layers may take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mirrors: dict[str, list[str]] = Field(default_factory=dict)
+    """By registry, addresses that are asked before it: `{"docker.io": ["https://mirror.example"]}`."""
+    max_gb: float = Field(default=50.0, gt=0)
+    """What unpacked layers may take on a host; those used longest ago go, never one in use."""
+    store_dir: Path | None = None
+    """Where hosts keep layers; None: `hermes-rl-images-<uid>` in /scratch, /var/tmp or /tmp."""
+
+
 class PoolConfig(BaseModel):
     """Frozen settings of one `SlotPool`. Two pools in one process never interfere."""
 
@@ -101,6 +114,7 @@ class PoolConfig(BaseModel):
     """Warn when the scratch space has less free."""
     scratch_min_mb: int = Field(default=128, ge=0)
     """Lease nothing more (`ScratchFull`) when the scratch space has less free."""
+    images: ImageSettings = Field(default_factory=ImageSettings)
     state_dir: Path | None = None
     """Where the journal lives; None: `$XDG_STATE_HOME/hermes-rl`, else `~/.local/state/hermes-rl`."""
     handle_sigterm: bool = True

@@ -10,6 +10,8 @@ SandboxError
   + HostStartFailed         no slot server could be started
     + PlaceUnreachable      the place was never reached: nothing can exist there
   + ScratchFull             no scratch space left
+  + ImageError              an image cannot be had or used: no such image, refused, damaged, nothing runs in it
+    + LayersMissing         the host lacks layers; the pool sends them and asks again
   + ProtocolError           client and server do not understand each other
   + PoolClosed              the pool is shutting down
   + StateError              the state directory, journal or scratch space cannot be used as it is set
@@ -65,6 +67,18 @@ class PlaceUnreachable(HostStartFailed):
 
 class ScratchFull(SandboxError):
     """The scratch space of the slots is full."""
+
+
+class ImageError(SandboxError):
+    """The image of a spec cannot be used; the message says why."""
+
+
+class LayersMissing(ImageError):
+    """A host was asked for a slot with an image whose layers it does not have all."""
+
+    def __init__(self, message: str, layers: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.layers = tuple(layers)
 
 
 class ProtocolError(SandboxError):

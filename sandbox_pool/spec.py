@@ -86,7 +86,10 @@ class SandboxSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: str | None = None
-    """Root file system: None is the host's own, read-only below the slot's layer; else a directory or an image."""
+    """Root file system: None is the host's own, as much of it as slots may see. Else a directory of the host,
+    `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`, `docker-archive:FILE`, `dockerfile:DIR`, or an image of a registry."""
+    user: str | None = None
+    """Who commands run as in an image: `name`, `uid`, `name:group` or `uid:gid`; None: as the image says, else root."""
     network: NetworkName | NetworkRules = "none"
     """`none`: a loopback of its own. `{allow: [...]}`: the same, and a proxy to the hosts listed. `egress`: a proxy to
     every public host. `host`: the host's network, with every service on its loopback and its private networks."""
@@ -99,7 +102,8 @@ class SandboxSpec(BaseModel):
     """Environment of every command, on top of a minimal one. The server's own environment is never visible."""
     files: dict[str, bytes] = Field(default_factory=dict)
     """Files put into the workspace at the start of each lease: path -> content."""
-    workdir: str = "/workspace"
+    workdir: str | None = None
+    """Where commands start; None: as the image says, else /workspace."""
     mounts: tuple[Mount, ...] = Field(default=(), max_length=8)
     """Folders of the machine the slots run on; only where slots have a root of their own."""
     login: bool = False

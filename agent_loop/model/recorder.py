@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from agent_loop.fairness import wait_in_line
 from agent_loop.model.backends.backend import Generation, TokenBackend
 from agent_loop.model.contract import Message, ModelTurn, Sampling, Segment, ToolSchema
-from agent_loop.model.tokens.ledger import Ledger
+from agent_loop.model.tokens.ledger import Ledger, Vocabulary
 from agent_loop.model.tokens.template import ChatTemplate
-from agent_loop.records.record import SampledCall
+from agent_loop.records.record import Piece, SampledCall
 from agent_loop.turn.tool_call import parsed_calls
 from tool_parsers import Tools
 
@@ -37,12 +37,15 @@ class Recorder:
         """`write_tools=False` keeps schemas out of the template, for prompts that describe the tools themselves."""
         self._backend = backend
         self._template = template
+        self._vocabulary = Vocabulary(template.tokenizer)
         self._parser = parser
         self._write_tools = write_tools
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> RecordedConversation:
         """Start a conversation whose first prompt is these messages."""
-        return RecordedConversation(self._backend, self._template, self._parser, messages, tools, self._write_tools)
+        return RecordedConversation(
+            self._backend, self._template, self._vocabulary, self._parser, messages, tools, self._write_tools
+        )
 
     def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
         """Exact length of a prompt of these messages."""
@@ -60,6 +63,7 @@ class RecordedConversation:
         self,
         backend: TokenBackend,
         template: ChatTemplate,
+        vocabulary: Vocabulary,
         parser: TurnParser,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
@@ -67,6 +71,7 @@ class RecordedConversation:
     ) -> None:
         self._backend = backend
         self._template = template
+        self._vocabulary = vocabulary
         self._parser = parser
         self._parsed_tools = Tools.of(list(tools) or None)
         self._written_tools = list(tools) if write_tools else []
@@ -129,6 +134,10 @@ class RecordedConversation:
     def sampled_calls(self) -> list[SampledCall]:
         """Every request as it went over the wire, for `RolloutRecord.sampled_calls`."""
         return self._ledger.sampled_calls()
+
+    def pieces(self) -> dict[str, Piece]:
+        """What each id of the segments stands for, for `RolloutRecord.pieces`."""
+        return self._vocabulary.pieces(token for segment in self._ledger.segments() for token in segment.tokens)
 
     def state(self) -> Callable[[], dict[str, Any]]:
         """Makes the segments in the shape of atroposlib's ManagedServer; writing them as text takes its time."""

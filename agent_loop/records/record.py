@@ -96,8 +96,33 @@ class AgentResult:
     """Token-exact training data; empty when the server gives no tokens, which `has_tokens` says."""
     wire_log: Callable[[], list[SampledCall]] = field(default=list, repr=False)
     """Makes `sampled_calls`, which repeat every prompt whole: for long rollouts that is far more than the rest."""
+    vocabulary: Callable[[], dict[str, Piece]] = field(default=dict, repr=False)
+    """Makes `RolloutRecord.pieces`."""
     truncations: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_record(cls, record: RolloutRecord) -> AgentResult:
+        """What a stored rollout knows of its result; tool calls without the text, which the tool messages have."""
+        known = {outcome.value for outcome in Outcome}
+        return cls(
+            messages=record.messages,
+            turns_used=len(record.turns),
+            finished_naturally=record.outcome == Outcome.FINISHED.value,
+            outcome=Outcome(record.outcome) if record.outcome in known else Outcome.FINISHED,
+            error=record.error,
+            turns=[TurnRecord(**turn) for turn in record.turns],
+            tool_calls=[ToolCallRecord(**call) for call in record.tool_calls],
+            metrics=record.metrics,
+            segments=record.segments,
+            wire_log=lambda: record.sampled_calls,
+            truncations=record.truncations,
+            timing=record.timing,
+            tool_calls_attempted=int(record.metrics.get("tool_calls_attempted", 0)),
+            tool_calls_schema_valid=int(record.metrics.get("tool_calls_schema_valid", 0)),
+            tool_calls_executed_ok=int(record.metrics.get("tool_calls_executed_ok", 0)),
+            tool_calls_exec_error=int(record.metrics.get("tool_calls_exec_error", 0)),
+        )
 
     @property
     def sampled_calls(self) -> list[SampledCall]:
@@ -135,6 +160,7 @@ class AgentResult:
         record.has_tokens = self.has_tokens
         record.segments = self.segments
         record.sampled_calls = self.sampled_calls
+        record.pieces = self.vocabulary()
         record.turns = [dict(vars(turn)) for turn in self.turns]
         record.tool_calls = [_stored(call) for call in self.tool_calls]
         record.metrics = self.metrics
@@ -153,6 +179,8 @@ _NOT_STORED = frozenset({"text", "nested"})
 
 
 RECORD_VERSION = 1
+Piece = str | list[int]
+"""The text of a token; its bytes where they are only a part of a character."""
 
 
 @dataclass
@@ -204,6 +232,14 @@ class RolloutRecord:
     """The reward given to the trainer; None when the rollout is not trainable."""
     verifier_score: float | None = None
     reward_components: dict[str, float] = field(default_factory=dict)
+    roles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the rollout asked of the judge and of the user: requests, tokens, cost, and the judge's verdicts."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """Points per sampled turn, where the environment gives them; they enter the advantage of that turn's tokens."""
+    turn_scores: list[float] = field(default_factory=list)
+    """Score of what the workspace held after each sampled turn, where the environment gives it; not trained on."""
+    end_state: dict[str, str] = field(default_factory=dict)
+    """Path -> text of the files that the agent left in its workspace, with `env.store_end_state`."""
     category: str = ""
     policy: str = ""
     """Model or scripted policy that played."""
@@ -211,6 +247,8 @@ class RolloutRecord:
     has_tokens: bool = False
     segments: list[Segment] = field(default_factory=list)
     sampled_calls: list[SampledCall] = field(default_factory=list)
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    """Token id -> its text, for every id in `segments`; a list of bytes where they are only a part of a character."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -224,6 +262,10 @@ class RolloutRecord:
     rollout. Empty without network rules."""
     error: str | None = None
     """What ended an untrainable rollout, in one sentence."""
+    probe: str = ""
+    """What the hack meter tried here: `impossible`, `tripwire`, or nothing."""
+    hack: str = ""
+    """What proves that this rollout cheated; empty when nothing does."""
     version: int = RECORD_VERSION
 
     def to_json(self) -> bytes:

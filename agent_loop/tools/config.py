@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from agent_loop.model.backends.http import http_address
 from agent_loop.tools.policy import CommandPolicy
 
 
@@ -35,6 +36,38 @@ class HttpWebConfig(BaseModel):
 
 
 WebConfig = LocalWebConfig | HttpWebConfig
+
+
+class McpServerConfig(BaseModel):
+    """One MCP server, by command or by address. Each rollout has its own process or session."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: list[str] = Field(default_factory=list)
+    """Program and arguments of a server that speaks over stdin and stdout."""
+    where: Literal["slot", "host"] = "slot"
+    """Where the command runs: in the rollout's sandbox, or on this machine, out of the agent's reach."""
+    url: str = ""
+    """Address of a server that speaks HTTP, instead of a command."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables of the command."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Sent with every request to `url`."""
+    prefix: str | None = Field(default=None, pattern=r"^\w*$")
+    """Before the names of its tools; None: the server's name here and `_`."""
+    tools: list[str] | None = None
+    """Names of the tools to offer, as the server calls them; None: all."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Of one call."""
+    start_timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _command_or_address(self) -> McpServerConfig:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either `command` or `url`")
+        if self.url:
+            http_address(self.url, may_have_query=True)
+        return self
 
 
 class ScriptLimits(BaseModel):

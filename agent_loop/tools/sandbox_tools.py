@@ -10,13 +10,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agent_loop.model.contract import Message, ToolSchema
-from agent_loop.tools.config import ToolConfig
+from agent_loop.tools.config import McpServerConfig, ToolConfig
 from agent_loop.tools.files.workspace import Workspace, file_failure
 from agent_loop.tools.output import Redactor, dump
 from agent_loop.tools.policy import AskCallback, Decision, PolicyCheck, command_text
@@ -53,8 +54,14 @@ class SandboxTools:
         always_allowed: set[str] | None = None,
         on_activity: Callable[[str], None] | None = None,
         web: WebProvider | None = None,
+        own: Sequence[Tool] = (),
+        own_context: Any = None,
+        mcp: Mapping[str, McpServerConfig] | None = None,
     ) -> None:
         """`without` names single tools that the toolsets would bring and this rollout does not get.
+
+        `own` are tools of the environment, which get `own_context` (or the sandbox) as `ctx`. The servers of `mcp` run
+        from `async with` on.
 
         `ask` answers what a rule of the policy asks about; `always_allowed` is a set that all rollouts of a run share,
         which remembers the rules that it answered with "always". `on_activity` is told about every ten seconds that a
@@ -63,8 +70,9 @@ class SandboxTools:
         config = config or ToolConfig()
         self._owns_web = web is None
         web = web or _web_provider(config)
-        self._tools = {name: CATALOG[name] for name in resolve(toolsets, without)}
-        if web is None and (needing := [name for name in self._tools if CATALOG[name].toolset == "web"]):
+        self._mcp = mcp or {}
+        self._tools = chosen_tools(toolsets, without, own, bool(self._mcp))
+        if web is None and (needing := [tool.name for tool in self._tools.values() if tool.toolset == "web"]):
             raise ToolsetError(f"{', '.join(needing)} need a web provider: configure `web` (local or http)")
         policy = config.policy
         self._policy_check = PolicyCheck(policy, ask, always_allowed) if policy.decides(sandbox.isolation) else None
@@ -76,15 +84,29 @@ class SandboxTools:
             todo=TodoList(),
             redact=Redactor.for_environment(sandbox.spec.env, config.secret_env, shapes=config.redact_shapes),
             web=web,
-            script_tools=tuple(tool for tool in self._tools.values() if tool.script_parameters),
+            script_tools=(),
             call_nested=self._call_nested,
+            own_context=sandbox if own_context is None else own_context,
             on_activity=on_activity,
         )
+        self._offer_to_scripts()
+        self._stack = AsyncExitStack()
         self._stored = 0
         self._name = secrets.token_hex(4)
 
     async def __aenter__(self) -> SandboxTools:
+        if self._mcp:
+            from agent_loop.tools.mcp_servers import mcp_tools  # the SDK takes a second to import
+
+            found = await self._stack.enter_async_context(
+                mcp_tools(self._mcp, self._ctx.sandbox, await self._ctx.workspace.scratch())
+            )
+            add_tools(self._tools, found)
+            self._offer_to_scripts()
         return self
+
+    def _offer_to_scripts(self) -> None:
+        self._ctx.script_tools = tuple(tool for tool in self._tools.values() if tool.script_parameters is not None)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,6 +115,7 @@ class SandboxTools:
 
     async def close(self) -> None:
         """Stop watching processes and close connections. What runs in the sandbox ends with its lease."""
+        await self._stack.aclose()
         await self._ctx.processes.close()
         if self._owns_web and self._ctx.web is not None:
             await self._ctx.web.close()
@@ -159,7 +182,8 @@ class SandboxTools:
         if tool.name != "read_file":
             self._ctx.workspace.forget_reads()
         try:
-            returned = await tool.run(self._ctx, arguments)
+            async with asyncio.timeout(tool.timeout_s) as timer:
+                returned = await tool.run(self._ctx, arguments)
         except InvalidArguments as failure:
             return _failed(failure.message, ToolStatus.INVALID, failure.fields)
         except ToolFailure as failure:
@@ -168,6 +192,10 @@ class SandboxTools:
             return _failed(file_failure(error.filename or "The file", error).message, ToolStatus.ERROR)
         except (SandboxError, asyncio.CancelledError):
             raise
+        except TimeoutError as error:
+            if not timer.expired():
+                return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ToolStatus.ERROR)
+            return _failed(f"{tool.name} was stopped after {tool.timeout_s:g} s: it took too long.", ToolStatus.TIMEOUT)
         except Exception as error:  # a fault of ours must not end a rollout of theirs; it is logged and recorded
             log.exception("tool %s failed", tool.name)
             return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ToolStatus.ERROR)
@@ -176,12 +204,33 @@ class SandboxTools:
     async def _call_nested(self, name: str, arguments: Any) -> ToolCallRecord:
         """A script's call: the same rules as the model's own, without the parameters that scripts do not have."""
         started = time.monotonic()
-        allowed = self._tools[name].script_parameters
+        allowed = self._tools[name].script_parameters or ()
         given = arguments if isinstance(arguments, dict) else {}
         call = ToolCallRecord(name, given, arguments=given)
         outcome = await self.checked_call(name, {key: value for key, value in given.items() if key in allowed})
         call.finish(outcome, time.monotonic() - started)
         return call
+
+
+def chosen_tools(
+    toolsets: Iterable[str], without: Iterable[str], own: Sequence[Tool], more_to_come: bool = False
+) -> dict[str, Tool]:
+    """The tools of a rollout by name, the user's own last; ToolsetError when there are none."""
+    names = list(toolsets)
+    enough = bool(own) or more_to_come
+    tools = {name: CATALOG[name] for name in resolve(names, without)} if names or not enough else {}
+    add_tools(tools, own)
+    return tools
+
+
+def add_tools(tools: dict[str, Tool], more: Sequence[Tool]) -> None:
+    """ToolsetError for what is not a tool, or has the name of another one."""
+    for tool in more:
+        if not isinstance(tool, Tool):
+            raise ToolsetError(f"tools() gave {tool!r}, which is not a tool: decorate the function with @tool")
+        if tool.name in tools:
+            raise ToolsetError(f"two tools are called {tool.name!r}: rename yours with @tool(name=...)")
+        tools[tool.name] = tool
 
 
 def _web_provider(config: ToolConfig) -> WebProvider | None:

@@ -67,6 +67,8 @@ class CallContext:
     script_tools: tuple[Tool, ...]
     """What execute_code offers to scripts: the rollout's own tools that are fit for it, and no others."""
     call_nested: NestedCaller
+    own_context: Any = None
+    """What a user's own tools get as `ctx`."""
     on_activity: Callable[[str], None] | None = None
 
     def while_running(self, name: str) -> Callable[[float], None] | None:
@@ -117,8 +119,10 @@ class Tool:
     toolset: str
     run: ToolFunction
     parallel_safe: bool = False
-    script_parameters: tuple[str, ...] = ()
-    """Parameters of the function that execute_code offers to scripts, in order; empty: not offered."""
+    script_parameters: tuple[str, ...] | None = None
+    """Parameters of the function that execute_code offers to scripts, in order; None: not offered."""
+    timeout_s: float | None = None
+    """How long a call may take; None: as long as the limits of the rollout allow."""
 
     @property
     def name(self) -> str:

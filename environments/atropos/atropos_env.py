@@ -8,9 +8,11 @@ it loads a tokenizer and opens clients that most of our environments never touch
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from environments.atropos.outbox import Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
+from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import write_whole
 
 with deferred_imports():
@@ -218,11 +221,29 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             self.wandb_group, self.wandb_project = await self.metrics_log.open(
                 api, self.config.use_wandb, str(self.wandb_prepend), self.public_config()
             )
-            async with Outbox(link, self.config.outbox_groups) as outbox:
+            async with Outbox(link, self.config.outbox_groups) as outbox, self._status_kept():
                 self.outbox = outbox
                 await ServeLoop(link, outbox, self.config, self._hooks(api), stop, self.counts).run()
         finally:
             await link.disconnect()
+
+    def _status_kept(self) -> AbstractAsyncContextManager[object]:
+        """Tells `view --live` and `top` how it goes, in the folder of the stored rollouts where there is one."""
+        stored = self.config.data_path_to_save_groups
+        if stored is None:
+            return contextlib.nullcontext()
+        return StatusFile(Path(stored).parent, "serve", self.status_facts)
+
+    def status_facts(self) -> dict[str, Any]:
+        """What goes on right now."""
+        return {
+            "step": self.curr_step,
+            "queue": self.counts.queue,
+            "running": self.counts.running,
+            "unsent": 0 if self.outbox is None else self.outbox.unsent,
+            "rejected": dict(self.counts.rejected),
+            **slot_facts(getattr(self, "pool", None)),
+        }
 
     def longest_sequence(self) -> int:
         """Tokens a sequence may have, as run-api is told."""
@@ -267,8 +288,12 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
 
         return ServeHooks(self._next_item, self._run_group, self.evaluate, self._on_step, self._checkpoint, pace)
 
+    async def next_item(self) -> Any:
+        """What `serve` asks for the next item."""
+        return await self.get_next_item()
+
     async def _next_item(self) -> Any:
-        return self.backlog.pop() if self.backlog else await self.get_next_item()
+        return self.backlog.pop() if self.backlog else await self.next_item()
 
     async def _run_group(self, item: Any) -> None:
         group, backlog = await self.collect_trajectories(item)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from environments.atropos.api import ApiLink, EnvStatus, StoppedWaiting
 from environments.atropos.outbox import Outbox
 from environments.atropos.stops import Stop
-from environments.errors import ConfigError
+from environments.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from environments.atropos.atropos_env import AtroposEnvConfig
@@ -162,6 +162,9 @@ class ServeCounts:
     timed_out: int = 0
     cancelled: int = 0
     evaluations: int = 0
+    running: int = 0
+    queue: int = 0
+    """Groups that wait at run-api, when it was last asked."""
     rejected: Counter[str] = field(default_factory=Counter)
 
 
@@ -205,6 +208,7 @@ class ServeLoop:
                 running, unsent = len(self._workers), self._outbox.unsent
                 if (status := await self._stop.unless_draining(self._link.status())) is None:
                     break
+                self.counts.running, self.counts.queue = running, status.queue_size
                 await self._advance(status)
                 if self._is_over(status):
                     break
@@ -296,7 +300,7 @@ class ServeLoop:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | RunFailed):
             raise error
         if error is not None:
             self.counts.failed += 1

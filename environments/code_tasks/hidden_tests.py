@@ -17,7 +17,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import as_file, files
 from typing import Any
@@ -195,6 +195,14 @@ class CaseTests:
             pair for case, given in zip(self.cases, answers, strict=True) for pair in zip(case, given, strict=True)
         ]
         return Verdict.of([sentence for step, answer in pairs if (sentence := step.failure(answer)) is not None])
+
+    def contradicted(self) -> CaseTests | None:
+        """With one case twice, the second time with another result; None when no case checks a result."""
+        for case in self.cases:
+            if case[-1].returns is not UNCHECKED:
+                other = replace(case[-1], returns=["not", case[-1].returns])
+                return CaseTests((*self.cases, (*case[:-1], other)))
+        return None
 
 
 def parse_cases(data: Sequence[Mapping[str, Any]]) -> tuple[tuple[Step, ...], ...]:

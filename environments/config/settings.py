@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from agent_loop.limits import Limits
 from agent_loop.model.backends.http import http_address
-from agent_loop.tools.config import ToolConfig
+from agent_loop.tools.config import McpServerConfig, ToolConfig
 from agent_loop.tools.toolsets import DISTRIBUTIONS, resolve
 from environments.atropos.advantages import Baseline
 from environments.atropos.atropos_env import AtroposEnvConfig
@@ -53,6 +53,10 @@ class ServerConfig(_Strict):
     tokenizer_name: str | None = None
     """Tokenizer of this model: a Hugging Face name, a directory or a GGUF file; None takes env.tokenizer_name."""
     timeout_s: float = Field(default=1200.0, gt=0)
+    usd_per_mtok_prompt: float | None = Field(default=None, ge=0)
+    """Price of a million prompt tokens, for env.budget.usd and the summary."""
+    usd_per_mtok_sampled: float | None = Field(default=None, ge=0)
+    """Price of a million sampled tokens."""
     ca_file: Path | None = None
     """Certificates (PEM) of a private authority, for https; None: those of the system, or SSL_CERT_FILE."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -64,6 +68,81 @@ class ServerConfig(_Strict):
         if url:
             http_address(url, may_have_query=True)  # chat endpoints may need one
         return url
+
+
+class BudgetSettings(_Strict):
+    """What process and evaluate may use up; they then finish what runs and stop. A larger budget goes on from there."""
+
+    tokens: int | None = Field(default=None, gt=0, description="Prompt and sampled tokens of all rollouts.")
+    usd: float | None = Field(default=None, gt=0, description="Needs the prices of every server.")
+
+
+class WorkspaceSettings(_Strict):
+    """What process and evaluate keep of the workspaces that agents leave, for `hermes-rl rescore`."""
+
+    keep: bool = Field(default=True, description="Whether they are kept at all.")
+    max_mb: float = Field(default=32.0, gt=0, description="A workspace that takes more, compressed, is left out.")
+    total_mb: float = Field(default=4096.0, gt=0, description="Of one run; further workspaces are left out.")
+
+
+class HackMeterSettings(_Strict):
+    """Shares of training groups that are probes, and when cheating ends the run. Both shares 0: no meter."""
+
+    impossible: float = Field(default=0.0, ge=0, le=1, description="Items whose checks contradict each other.")
+    tripwires: float = Field(default=0.0, ge=0, le=1, description="Slots with a planted secret and reward file.")
+    stop_at: float | None = Field(default=None, gt=0, le=1, description="End at this share of cheated probes.")
+    least: int = Field(default=32, ge=1, description="Probed rollouts before `stop_at` counts.")
+
+    @model_validator(mode="after")
+    def _are_shares(self) -> HackMeterSettings:
+        if self.impossible + self.tripwires > 1:
+            raise ValueError("`impossible` and `tripwires` are shares of all groups: together at most 1")
+        return self
+
+
+class RoleConfig(ServerConfig):
+    """A further model of the run, which is not trained."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """None: 0 for a judge with one vote, else 0.7."""
+    max_tokens: int = Field(default=1024, gt=0)
+    """Of one answer."""
+    tries: int = Field(default=5, ge=1)
+    """Requests for one answer when the server fails; after the last one the rollout is lost."""
+    at_once: int = Field(default=16, ge=1)
+    """Requests at the same time, over all rollouts."""
+    cache: Path | None = None
+    """Folder of answers to keep for later runs. A judge also remembers its answers of this run."""
+    prompt_price: float = Field(default=0.0, ge=0)
+    """Price of a million tokens read, for the cost in the summary."""
+    sampled_price: float = Field(default=0.0, ge=0)
+    """Price of a million tokens written."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the server with every request."""
+
+
+class JudgeConfig(RoleConfig):
+    """The model that `ctx.judge` asks."""
+
+    votes: int = Field(default=1, ge=1, le=100)
+    """Verdicts that one judgement is the mean of."""
+    max_material_chars: int = Field(default=60_000, ge=2)
+    """Of each text that is judged; a longer one is cut in the middle."""
+
+    @model_validator(mode="after")
+    def _votes_can_differ(self) -> JudgeConfig:
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError(f"{self.votes} votes at temperature 0 are all the same: raise `temperature`")
+        return self
+
+
+class UserConfig(RoleConfig):
+    """The model that plays the user: it answers each turn of the agent that has no calls."""
+
+    max_replies: int = Field(default=10, ge=1)
+    """The conversation ends after so many."""
+    end: str = Field(default="###END###", min_length=1)
+    """What the user says to end the conversation."""
 
 
 class HermesAgentEnvConfig(AtroposEnvConfig):
@@ -118,6 +197,11 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         description="Limits of one rollout; `max_agent_turns` is its `max_turns`.",
     )
     rewards: RewardConfig = Field(default_factory=RewardConfig)
+    judge: JudgeConfig | None = Field(default=None, description="The model that `ctx.judge` asks.")
+    user: UserConfig | None = Field(default=None, description="The model that plays the user; None: there is none.")
+    mcp: dict[str, McpServerConfig] = Field(
+        default_factory=dict, description="MCP servers by name; their tools join those of the model."
+    )
 
     segments: SegmentPolicy = Field(default="all", description="What becomes of rollouts with several segments.")
     advantages: Baseline = Field(default="normalized", description="How explicit advantages are computed.")
@@ -136,13 +220,29 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
         default="workspace",
         description="What verifiers see: the workspace on a clean system, the slot's whole layer, or the running slot.",
     )
+    store_end_state: bool = Field(
+        default=False, description="Keep the text files that each rollout left in its record, for `view` to compare."
+    )
     seed: int = Field(default=0, description="Order of items, draws of toolsets, sampling in process and evaluate.")
+    sampling_seed: int = Field(default=0, description="Another number samples the same items anew.")
     seeded_sampling: bool | None = Field(
         default=None, description="Send a seed with each request; None: in process and evaluate only."
     )
     groups_at_once: int = Field(default=4, ge=1, description="Groups side by side in process and evaluate.")
     eval_items: int = Field(default=64, ge=0, description="Items of one evaluation.")
     eval_samples: int = Field(default=1, ge=1, description="Rollouts per evaluation item, for pass@k.")
+    quarantine: Path | None = Field(
+        default=None, description="Items to leave out: the list that `hermes-rl validate` writes."
+    )
+    budget: BudgetSettings = Field(
+        default_factory=BudgetSettings, description="What process and evaluate may use up: tokens, US dollars."
+    )
+    hack_meter: HackMeterSettings = Field(
+        default_factory=HackMeterSettings, description="Probes that prove cheating, while serving."
+    )
+    workspaces: WorkspaceSettings = Field(
+        default_factory=WorkspaceSettings, description="Workspaces that process and evaluate keep, for rescore."
+    )
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ async def evaluate_here(env: HermesAgentBaseEnv) -> Summary | None:
     """Run the environment's evaluation items while it serves; metrics go to the log of the step."""
     from environments.runs.summary import summarize
 
-    items = list(await env.evaluation_items())
+    items = await env.chosen_evaluation_items()
     if not items:
         log.info("%s has no evaluation items", env.name)
         return None

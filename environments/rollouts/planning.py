@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +21,24 @@ from agent_loop.limits import Limits
 from agent_loop.model.backends.backend import GROUP, GROUP_ID
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
+from agent_loop.tools.config import McpServerConfig
 from agent_loop.tools.policy import AskCallback
+from agent_loop.tools.sandbox_tools import chosen_tools
+from agent_loop.tools.tool import Tool, ToolsetError
 from environments.config.settings import HermesAgentEnvConfig, Verification
 from environments.errors import ConfigError
 from environments.sandboxes import Sandbox
+from environments.scoring.contexts import RolloutScope, SandboxContext
 from sandbox_pool.server.serving.wire import PROTOCOL
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.roles import RolloutRoles
+    from environments.rollouts.hack_meter import Tripwire
 
+UserReply = Callable[[Any, Sequence[Message], SandboxContext], Awaitable[str | None]]
+"""`user_reply(item, messages, ctx)` of an environment."""
 DEFAULT_TOOLSETS = ("terminal", "file")
 TURN_SHARE = 4
 """Without `max_tokens_per_turn` a turn may sample this part of `max_token_length`."""
@@ -72,15 +83,38 @@ class RolloutJob:
     """A slot held longer than this is taken back by the pool."""
     verifier_paths: Sequence[str]
     verification: Verification
+    store_end_state: bool = False
+    """Keep the texts of the workspace in the record."""
     ask: AskCallback | None = None
     always_allowed: set[str] | None = None
     """Rules that `ask` answered with "always", shared by all rollouts of the run."""
     activity: Callable[[str, str], None] | None = None
     """Told the rollout's id and what it does."""
+    own_tools: tuple[Tool, ...] = ()
+    """What the environment's `tools` gave for the item."""
+    mcp: Mapping[str, McpServerConfig] = field(default_factory=dict)
+    roles: Callable[[int | None], RolloutRoles] | None = None
+    """Makes the judge and the user of a rollout with this seed; None without either."""
+    user: UserReply | None = None
+    """The environment's `user_reply`, when somebody answers the agent."""
+    scope: RolloutScope = field(default_factory=RolloutScope)
+    """Of this rollout alone; see `for_rollout`."""
     snapshot: str | None = None
     """Prepared state of the group, when the environment prepares one."""
     prepared_network: Sequence[dict[str, Any]] = ()
     """Hosts asked for while it was prepared."""
+    wire: Tripwire | None = None
+    """Planted in the slot before the agent comes, and looked at afterwards."""
+
+    def for_rollout(self, rollout_id: str, sampling: Sampling) -> RolloutJob:
+        """The group's job as one rollout's, with a state and roles of its own."""
+        scope = RolloutScope(self.item, {}, self.roles(sampling.seed) if self.roles else None)
+        return replace(self, rollout_id=rollout_id, sampling=sampling, scope=scope)
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether the agent can do anything but talk."""
+        return bool(self.tools.toolsets or self.own_tools or self.mcp)
 
     def on_activity(self, what: str) -> None:
         if self.activity is not None:
@@ -96,6 +130,9 @@ class RolloutJob:
             ask=self.ask,
             always_allowed=self.always_allowed,
             on_activity=self.on_activity,
+            own=self.own_tools,
+            mcp=self.mcp,
+            own_context=SandboxContext(sandbox, scope=self.scope) if self.own_tools else None,
         )
 
 
@@ -105,7 +142,12 @@ def plan_group(
     """What the rollouts of one group share; each gets a copy with its own `rollout_id` and seed."""
     config = env.config
     spec = env.spec(item)
-    if not PurePosixPath(spec.workdir).parts[1:]:
+    tools, own_tools = choose_tools(config, index), tuple(env.tools(item))
+    try:
+        chosen_tools(tools.toolsets, tools.without, own_tools, more_to_come=True)
+    except ToolsetError as error:  # it would be the same in every group
+        raise ConfigError(str(error)) from error
+    if spec.workdir is not None and not PurePosixPath(spec.workdir).parts[1:]:
         raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
     longest = env.longest_sequence()
@@ -118,7 +160,7 @@ def plan_group(
         item_id=env.item_id(item),
         category=env.category(item),
         messages=first_messages(config, env.format_prompt(item)),
-        tools=choose_tools(config, index),
+        tools=tools,
         tool_config=config.tools.model_copy(update={"default_timeout_s": timeout_s}),
         sampling=Sampling(
             temperature=config.agent_temperature if temperature is None else temperature,
@@ -137,9 +179,14 @@ def plan_group(
         lease_ttl_s=config.terminal_lifetime,
         verifier_paths=env.verifier_paths,
         verification=config.verification,
+        store_end_state=config.store_end_state,
         ask=env.allow_command,
         always_allowed=env.always_allowed,
         activity=env.activity,
+        own_tools=own_tools,
+        mcp=config.mcp,
+        roles=env.roles,
+        user=env.user_reply if env.has_user else None,
     )
 
 
@@ -159,6 +206,17 @@ def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:
     choice = ToolChoice(tuple(chosen), resolve(config.disabled_toolsets) if config.disabled_toolsets else ())
     choice.names()
     return choice
+
+
+def check_mcp(config: HermesAgentEnvConfig) -> None:
+    """ConfigError for MCP servers that cannot start on this machine."""
+    if config.mcp and importlib.util.find_spec("mcp") is None:
+        raise ConfigError("env.mcp needs the package mcp: pip install 'hermes-rl[mcp]'")
+    for name, server in config.mcp.items():
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            raise ConfigError(f"env.mcp: {name!r} is not a name of letters, digits and _, which its tools begin with")
+        if server.command and server.where == "host" and shutil.which(server.command[0]) is None:
+            raise ConfigError(f"env.mcp.{name}.command: there is no program {server.command[0]!r} on this machine")
 
 
 def longest_sequence(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import ModelServer
+from agent_loop.model.contract import ModelError, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
@@ -67,6 +67,8 @@ class Score:
     score: float
     turn_rewards: Sequence[float] = ()
     """Points per sampled turn, added to the advantage of that turn's tokens."""
+    turn_scores: Sequence[float] = ()
+    """Score of the workspace after each sampled turn, where you know it: stored and shown, never trained on."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Parts of the score, stored and logged by name."""
 
@@ -78,6 +80,9 @@ RewardFunction = Callable[[Any, AgentResult, ToolContext], Awaitable[float | Ver
 StartFunction = Callable[[Any, SandboxContext], Awaitable[None]]
 """`start(item, ctx)` of an environment."""
 
+
+KeepFunction = Callable[[str, FrozenWorkspace], Awaitable[None]]
+"""Stores what a rollout left; it never raises."""
 
 Left = FrozenWorkspace | Sandbox | None
 """What is verified: a frozen workspace, the slot itself, or nothing."""
@@ -104,6 +109,7 @@ class RolloutRunner:
         reward: RewardFunction,
         faults: RewardFaults,
         start: StartFunction | None = None,
+        keep: KeepFunction | None = None,
     ) -> None:
         self._pool = pool
         self._server = server
@@ -111,6 +117,7 @@ class RolloutRunner:
         self._reward = reward
         self._faults = faults
         self._start = start
+        self._keep = keep
 
     async def run(self, job: RolloutJob) -> ScoredRollout:
         """One rollout; its record says whether it may be trained on."""
@@ -121,7 +128,8 @@ class RolloutRunner:
         async def act() -> tuple[AgentResult, Left]:
             sandbox = await slot.enter_async_context(self.slot(job, record))
             async with self.tools(job, sandbox, record) as runtime:
-                result = await self._loop(job, runtime).run(list(job.messages))
+                ctx = SandboxContext(sandbox, scope=job.scope)
+                result = await self._loop(job, runtime, ctx).run(list(job.messages))
             return result, await self.freeze(job, result, sandbox, record)
 
         return await self.judge(job, record, act, slot)
@@ -130,6 +138,7 @@ class RolloutRunner:
         """Let `act` end the agent's work, then verify and reward. Faults end in the record; the slot is given back."""
         started = time.monotonic()
         rollout = ScoredRollout(record)
+        roles = job.scope.roles
         try:
             async with slot:
                 result, left = await act()
@@ -145,6 +154,11 @@ class RolloutRunner:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
+        if roles is not None:
+            record.roles = roles.to_dict()
+            if roles.away is not None and record.trainable:
+                # Whatever the environment made of it: nobody knows what the rollout was worth.
+                _lose(record, Outcome.API_ERROR.value, str(roles.away))
         record.timing["total_s"] = time.monotonic() - started
         if not record.trainable:
             log.warning("rollout %s lost (%s): %s", record.rollout_id, record.outcome, record.error)
@@ -159,7 +173,7 @@ class RolloutRunner:
     @asynccontextmanager
     async def slot(self, job: RolloutJob, record: RolloutRecord) -> AsyncIterator[Sandbox | None]:
         """The slot where the agent works; none for a rollout without tools."""
-        if not job.tools.toolsets:
+        if not job.needs_slot:
             yield None
             return
         asked = time.monotonic()
@@ -167,6 +181,8 @@ class RolloutRunner:
             record.timing["acquire_s"] = time.monotonic() - asked
             record.isolation = str(getattr(sandbox, "isolation", ""))
             await self._begin(job, sandbox)
+            if job.wire is not None and await job.wire.plant(sandbox):
+                record.probe = "tripwire"
             yield sandbox
 
     async def _begin(self, job: RolloutJob, sandbox: Sandbox) -> None:
@@ -174,7 +190,7 @@ class RolloutRunner:
         if self._start is None:
             return
         try:
-            await self._start(job.item, SandboxContext(sandbox))
+            await self._start(job.item, SandboxContext(sandbox, scope=job.scope))
         except Exception as error:
             if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
                 raise
@@ -203,6 +219,8 @@ class RolloutRunner:
         record.network += await hosts_asked(sandbox, "rollout")
         if not result.trainable:
             return None
+        if job.wire is not None and record.probe:
+            record.hack = await job.wire.touched(sandbox, result.messages)
         if result.outcome is Outcome.AGENT_FAULT:
             raise AgentFault(str(result.error))
         if job.verification == "live":
@@ -210,7 +228,8 @@ class RolloutRunner:
             return sandbox
         return await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
 
-    def _loop(self, job: RolloutJob, runtime: ToolRuntime) -> HermesAgentLoop:
+    def _loop(self, job: RolloutJob, runtime: ToolRuntime, ctx: SandboxContext) -> HermesAgentLoop:
+        reply = job.user
         return HermesAgentLoop(
             self._server,
             runtime=runtime,
@@ -220,6 +239,7 @@ class RolloutRunner:
             context=job.context,
             budget_config=job.budget,
             on_activity=job.on_activity,
+            user=None if reply is None else lambda messages: reply(job.item, messages, ctx),
         )
 
     async def _score(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:
@@ -227,6 +247,8 @@ class RolloutRunner:
         started = time.monotonic()
         seen: set[str] = set()
         try:
+            if self._keep is not None and isinstance(left, FrozenWorkspace):
+                await self._keep(job.rollout_id, left)
             while True:
                 try:
                     return await self._verify(job, result, left, record)
@@ -235,6 +257,10 @@ class RolloutRunner:
                     raise AgentFault(f"{type(error).__name__}: {error}") from error
                 except (AgentFault, SandboxDestroyed):
                     raise
+                except ModelError as error:
+                    # The judge was asked as often as the config says: another try of the rollout may find it back.
+                    _lose(record, Outcome.API_ERROR.value, str(error))
+                    return ScoredRollout(record)
                 except SandboxError as error:
                     if repr(error) in seen or len(seen) + 1 >= VERIFY_TRIES:
                         raise
@@ -263,7 +289,7 @@ class RolloutRunner:
             lease = nullcontext(left)
         else:  # without tools there was no slot: whatever a verifier runs, it runs on what every rollout started from
             lease = self._lease(job, task_id)
-        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job))
+        context = ToolContext(lease, frozen, job.rollout_id, job.verifier_paths, self._call_tool(job), job.scope)
         try:
             given = as_score(await self._reward(job.item, result, context))
             reward = self._rewards.compute(given.score, record.metrics)
@@ -273,7 +299,10 @@ class RolloutRunner:
         record.verifier_score = reward.verifier_score
         record.score = reward.total
         record.reward_components = {**reward.components, **{f"verifier/{k}": v for k, v in given.components.items()}}
-        return ScoredRollout(record, tuple(float(value) for value in given.turn_rewards))
+        record.turn_rewards, record.turn_scores = list(given.turn_rewards), list(given.turn_scores)
+        if job.store_end_state and frozen is not None:
+            record.end_state = await frozen.agent_state.texts()
+        return ScoredRollout(record, tuple(given.turn_rewards))
 
     def _call_tool(self, job: RolloutJob) -> Callable[[Sandbox, str, dict[str, Any]], Any]:
         async def call(sandbox: Sandbox, name: str, arguments: dict[str, Any]) -> str:
@@ -320,7 +349,7 @@ def as_score(given: Any) -> Score:
     if isinstance(given, Score):
         score = given
     elif isinstance(given, Verdict):
-        score = Score(given.score)
+        score = Score(given.score, components={} if given.agreement is None else {"agreement": given.agreement})
     elif isinstance(given, str | bytes | type(None)):
         raise ValueError(f"compute_reward returned {given!r}, not a number")
     else:
@@ -328,7 +357,12 @@ def as_score(given: Any) -> Score:
     value = float(score.score)
     if not math.isfinite(value):
         raise ValueError(f"compute_reward returned {value}")
-    return Score(value, tuple(score.turn_rewards), {name: float(part) for name, part in score.components.items()})
+    return Score(
+        value,
+        tuple(float(points) for points in score.turn_rewards),
+        tuple(float(points) for points in score.turn_scores),
+        {name: float(part) for name, part in score.components.items()},
+    )
 
 
 def _lose(record: RolloutRecord, outcome: str, error: str) -> None:

@@ -36,6 +36,7 @@ from sandbox_pool.spec import NetworkRules, SandboxSpec
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
+    from environments.rollouts.hack_meter import Tripwire
     from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ class Rollouts:
 
     async def items(self) -> AsyncIterator[Any]:
         """The environment's items, as long as there are any."""
-        while (item := await self.env.get_next_item()) is not None:
+        while (item := await self.env.next_item()) is not None:
             yield item
 
     async def group(self, item: Any, n: int | None = None, *, temperature: float | None = None) -> list[Sample]:
@@ -266,7 +267,13 @@ class Rollouts:
         return index
 
     async def run_group(
-        self, item: Any, index: int, wanted: int, temperature: float | None = None, tag: str | None = None
+        self,
+        item: Any,
+        index: int,
+        wanted: int,
+        temperature: float | None = None,
+        tag: str | None = None,
+        wire: Tripwire | None = None,
     ) -> GroupResult:
         """Roll out one item `wanted` times; untrainable rollouts are tried again within the limits.
 
@@ -282,6 +289,7 @@ class Rollouts:
             return result
         try:
             job = from_prepared(plan_group(env, item, result.group_id, index, temperature), start)
+            job = replace(job, wire=wire)
             self._remember_solution(job)
             await self._run(result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None)
         finally:
@@ -307,7 +315,7 @@ class Rollouts:
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            rollout = await runner.run(replace(job, rollout_id=rollout_id, sampling=sampling))
+            rollout = await runner.run(job.for_rollout(rollout_id, sampling))
             self._check_prompt_fits(rollout.record)
             if counted:
                 self.env.keep(rollout.record)
@@ -330,6 +338,7 @@ class Rollouts:
             env.compute_reward,
             self._reward_faults,
             env.start if starts else None,
+            env.keep_workspace,
         )
 
     @asynccontextmanager
@@ -440,7 +449,8 @@ class Rollouts:
         wanted = self.env.config.seeded_sampling
         if not (self.mode != "serve" if wanted is None else wanted):
             return None
-        return seed_of(self.env.config, f"{group}.{attempt_number}") + member
+        anew = f"@{self.env.config.sampling_seed}" if self.env.config.sampling_seed else ""
+        return seed_of(self.env.config, f"{group}.{attempt_number}{anew}") + member
 
     def _remember_solution(self, job: RolloutJob) -> None:
         """Let the stand-in know how to solve what it is about to be asked."""

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -63,7 +62,7 @@ class ToolSession:
         env = self._rollouts.env
         try:
             job, number = await self._place.enter_async_context(self._rollouts.place(item, env.item_id(item)))
-            self._job: RolloutJob = replace(job, rollout_id=f"{job.group_id}/{number}")
+            self._job: RolloutJob = job.for_rollout(f"{job.group_id}/{number}", job.sampling)
             self.record = self._runner.new_record(self._job)
             self._sandbox: Sandbox | None
             self._sandbox = await self._slot.enter_async_context(self._runner.slot(self._job, self.record))

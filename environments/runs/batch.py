@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.config.loader import masked
+from environments.config.settings import ServerConfig
 from environments.errors import ConfigError, RunFailed
 from environments.rollouts.rollouts import GroupResult, Rollouts
+from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
+from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
 
@@ -47,6 +50,49 @@ class Work:
     index: int
     item_id: str
     item: Any
+
+
+class Spending:
+    """Tokens and money of a run, or of several that share a budget; asks to stop when the budget is used up."""
+
+    def __init__(self, env: HermesAgentBaseEnv, stop: Stop) -> None:
+        self._budget = env.config.budget
+        self.stop = stop
+        self.tokens = 0
+        self.usd = 0.0
+
+    @staticmethod
+    def prices(env: HermesAgentBaseEnv) -> tuple[float, float] | None:
+        """US dollars per million prompt tokens and sampled tokens; None when a server has no prices."""
+        found = [
+            (s.usd_per_mtok_prompt, s.usd_per_mtok_sampled) for s in env.server_configs if isinstance(s, ServerConfig)
+        ]
+        known = [(prompt, sampled) for prompt, sampled in found if prompt is not None and sampled is not None]
+        if len(known) == len(env.server_configs) > 0:
+            return max(prompt for prompt, _ in known), max(sampled for _, sampled in known)
+        if env.config.budget.usd is not None:
+            raise ConfigError(
+                "env.budget.usd needs openai.usd_per_mtok_prompt and openai.usd_per_mtok_sampled of every server"
+            )
+        return None
+
+    def add(self, records: Iterable[RolloutRecord], prices: tuple[float, float] | None) -> None:
+        """Count rollouts, those of an earlier start too."""
+        for record in records:
+            prompt = sum(turn.get("prompt_tokens") or 0 for turn in record.turns)
+            sampled = sum(turn.get("sampled_tokens") or 0 for turn in record.turns)
+            self.tokens += prompt + sampled
+            if prices is not None:
+                self.usd += (prompt * prices[0] + sampled * prices[1]) / 1e6
+        budget = self._budget
+        over = (budget.tokens is not None and self.tokens >= budget.tokens) or (
+            budget.usd is not None and self.usd >= budget.usd
+        )
+        if over and not self.stop.draining.is_set():
+            self.stop.ask(f"the budget is used up ({self.line()})")
+
+    def line(self) -> str:
+        return f"{self.tokens:,} tokens" + (f", {self.usd:.2f} USD" if self.usd else "")
 
 
 RunGroup = Callable[[Work], Awaitable[GroupOutcome]]
@@ -94,7 +140,7 @@ async def _run_one(piece: Work, run: RunGroup, store: RunStore, progress: Progre
     await asyncio.to_thread(store.add_group, piece.index, piece.item_id, records, outcome.complete)
     tally.done += outcome.complete
     tally.dropped += not outcome.complete
-    scored = [record.score for record in records if record.trainable and record.score is not None]
+    scored = [r.verifier_score for r in records if r.trainable and r.verifier_score is not None]
     tally.rollouts += len(scored)
     tally.score_sum += sum(scored)
     tally.lost += sum(not record.trainable for record in records)
@@ -109,7 +155,9 @@ def _check_same(store: RunStore, piece: Work) -> None:
         )
 
 
-IGNORED_ON_RESUME = frozenset({"groups_at_once", "total_steps", "eval_items", "run_dir", "pool", "drain_timeout_s"})
+IGNORED_ON_RESUME = frozenset(
+    {"groups_at_once", "total_steps", "eval_items", "run_dir", "pool", "drain_timeout_s", "workspaces", "budget"}
+)
 """Settings that may change between two starts of a run without making it another run."""
 
 
@@ -121,7 +169,7 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
 
     async def items() -> AsyncIterator[Work]:
         for index in range(total):
-            item = await env.get_next_item()
+            item = await env.next_item()
             if item is None:
                 log.info("no more items after %d", index)
                 return
@@ -135,15 +183,17 @@ async def process_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: b
             return await _run(env, items(), total, run, store)
 
 
-async def evaluate_run(env: HermesAgentBaseEnv, out: Path | None = None, fresh: bool = False) -> int:
-    """Run the evaluation items, `eval_samples` rollouts each."""
+async def evaluate_run(
+    env: HermesAgentBaseEnv, out: Path | None = None, fresh: bool = False, spending: Spending | None = None
+) -> int:
+    """Run the evaluation items, `eval_samples` rollouts each; runs with the same `spending` share budget and stop."""
     with _store(env, "evaluate", out or _directory(env, "-eval"), fresh) as store:
         async with Rollouts(env, mode="evaluate"):
-            return await _evaluate(env, store)
+            return await _evaluate(env, store, spending)
 
 
-async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
-    items = list(await env.evaluation_items())
+async def _evaluate(env: HermesAgentBaseEnv, store: RunStore, spending: Spending | None) -> int:
+    items = await env.chosen_evaluation_items()
     if not items:
         raise ConfigError(f"{env.name} has no evaluation items: write `evaluation_items`, or raise env.eval_items")
 
@@ -154,14 +204,37 @@ async def _evaluate(env: HermesAgentBaseEnv, store: RunStore) -> int:
     async def run(work: Work) -> GroupResult:
         return await env.rollouts.run_group(work.item, work.index, env.config.eval_samples, env.config.eval_temperature)
 
-    return await _run(env, works(), len(items), run, store)
+    return await _run(env, works(), len(items), run, store, spending)
 
 
-async def _run(env: HermesAgentBaseEnv, works: AsyncIterator[Work], total: int, run: Any, store: RunStore) -> int:
-    stop = Stop()
+async def _run(
+    env: HermesAgentBaseEnv,
+    works: AsyncIterator[Work],
+    total: int,
+    run: RunGroup,
+    store: RunStore,
+    spending: Spending | None = None,
+) -> int:
+    settings = env.config.workspaces
+    if settings.keep:
+        env.keep_workspace = KeptWorkspaces(store.directory / "workspaces", settings).keep
+    spending = spending or Spending(env, Stop())
+    stop, prices = spending.stop, spending.prices(env)
+    spending.add(store.records(), prices)
+
+    async def counted(work: Work) -> GroupOutcome:
+        outcome = await run(work)
+        spending.add(outcome.records(), prices)
+        return outcome
+
+    def facts() -> dict[str, Any]:
+        return {"groups": total, **slot_facts(env.pool)}
+
     with stop.on_signals(), progress_for() as progress:
-        tally = await run_all(works, total, run, store, progress, stop, env.config.groups_at_once)
+        async with StatusFile(store.directory, env.rollouts.mode, facts):
+            tally = await run_all(works, total, counted, store, progress, stop, env.config.groups_at_once)
         summary = finish(env, store, tally)
+    log.info("used up: %s", spending.line())
     print_summary(summary)
     if stop.draining.is_set():
         log.warning("stopped after %d of %d groups; the same command goes on from there", tally.done, tally.total)
@@ -195,11 +268,13 @@ def _directory(env: HermesAgentBaseEnv, suffix: str) -> Path:
 
 def _store(env: HermesAgentBaseEnv, verb: str, directory: Path, fresh: bool) -> RunStore:
     """The run's folder. It is opened before slots and model: one that cannot be used must not cost their start."""
-    return RunStore(directory, {"verb": verb, **_identity(env)}, resume=not fresh)
+    Spending.prices(env)  # a budget without prices must not cost a start either
+    return RunStore(directory, {"verb": verb, **identity(env)}, resume=not fresh)
 
 
-def _identity(env: HermesAgentBaseEnv) -> dict[str, Any]:
+def identity(env: HermesAgentBaseEnv) -> dict[str, Any]:
     """What makes two starts the same run: the settings, but not how fast or how far to go."""
     settings = {key: value for key, value in masked(env.config).items() if key not in IGNORED_ON_RESUME}
     servers: Sequence[Any] = env.server_configs
-    return {"environment": env.name, "env": settings, "openai": [masked(server) for server in servers]}
+    kind = f"{type(env).__module__}:{type(env).__qualname__}"
+    return {"environment": env.name, "class": kind, "env": settings, "openai": [masked(server) for server in servers]}

@@ -40,7 +40,7 @@ class Tally:
 
     @property
     def mean_score(self) -> float | None:
-        """Mean score of the trainable rollouts of this start."""
+        """Mean verifier score of this start, as the table at the end has it: shaping does not enter."""
         return self.score_sum / self.rollouts if self.rollouts else None
 
     def line(self) -> str:

@@ -109,6 +109,7 @@ class RunStore:
     def _clear(self) -> None:
         for path in (self.rollouts_path, self._groups_path, self._config_path):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.directory / "workspaces", ignore_errors=True)
 
     def _check_whose(self) -> None:
         """RunDiffers for rollouts that no run of this kind wrote: they would be taken for an unfinished group's."""
@@ -119,14 +120,7 @@ class RunStore:
             )
 
     def _check_config(self) -> None:
-        path = self._config_path
-        if path.exists() and self._complete_groups():
-            stored = _whole_object(path)
-            if changed := _first_difference(stored, self._config):
-                raise RunDiffers(
-                    f"{self.directory} holds a run with another {changed}: choose another --out, or --fresh"
-                )
-        write_whole(path, orjson.dumps(self._config, option=orjson.OPT_INDENT_2))
+        keep_config(self._config_path, self._config, check=bool(self._complete_groups()))
 
     def _drop_unfinished(self) -> None:
         """Keep the lines of whole groups only; a torn last line goes too."""
@@ -137,13 +131,24 @@ class RunStore:
         _rewrite(self.rollouts_path, kept)
 
 
-def export_sft(records: Iterable[RolloutRecord], path: Path, min_score: float = 1.0) -> int:
-    """Write conversations for supervised fine-tuning: the trainable rollouts with at least this score; how many."""
+def keep_config(path: Path, config: Mapping[str, Any], check: bool) -> None:
+    """Store what a run is made with; with `check`, RunDiffers when another was stored there before."""
+    plain = orjson.loads(orjson.dumps(config, default=str))
+    if check and path.exists() and (changed := _first_difference(_whole_object(path), plain)):
+        raise RunDiffers(f"{path.parent} holds a run with another {changed}: choose another --out, or --fresh")
+    write_whole(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2))
+
+
+def export_sft(records: Iterable[RolloutRecord], path: Path, solved_at: float = 1.0) -> int:
+    """Write conversations for supervised fine-tuning: the trainable rollouts that are solved; how many.
+
+    The verifier decides what is solved: shaping ranks rollouts, and may take points from one that is right.
+    """
     count = 0
     part = path.with_suffix(".part")
     with writing(path), part.open("wb") as out:
         for record in records:
-            if not record.trainable or record.score is None or record.score < min_score:
+            if not record.trainable or record.verifier_score is None or record.verifier_score < solved_at:
                 continue
             example = {
                 "id": record.rollout_id,

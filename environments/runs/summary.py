@@ -111,6 +111,8 @@ class Summary:
     policies: tuple[Slice, ...]
     categories: tuple[Slice, ...]
     isolation: dict[str, int]
+    roles: dict[str, dict[str, float]]
+    """What the judge and the user were asked, and what that cost: sums over the rollouts, and the mean agreement."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -146,7 +148,20 @@ def summarize(records: Iterable[RolloutRecord]) -> Summary:
         policies=_by(rollouts, lambda record: record.policy),
         categories=_by(rollouts, lambda record: record.category),
         isolation=dict(Counter(record.isolation for record in rollouts if record.isolation)),
+        roles=_roles(rollouts),
     )
+
+
+def _roles(records: Sequence[RolloutRecord]) -> dict[str, dict[str, float]]:
+    totals: dict[str, dict[str, float]] = {}
+    for name in sorted({name for record in records for name in record.roles}):
+        uses = [record.roles[name] for record in records if name in record.roles]
+        counted = ("requests", "cached", "retries", "prompt_tokens", "sampled_tokens", "cost")
+        totals[name] = {key: math.fsum(use[key] for use in uses) for key in counted}
+        verdicts = [verdict for use in uses for verdict in use["verdicts"]]
+        if (agreement := mean([v["agreement"] for v in verdicts if v["agreement"] is not None])) is not None:
+            totals[name]["agreement"] = agreement
+    return totals
 
 
 def _by(records: Sequence[RolloutRecord], key: Callable[[RolloutRecord], str]) -> tuple[Slice, ...]:
@@ -232,14 +247,16 @@ def _times(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 PIPE_WIDTH = 160
 """Columns where there is no terminal: no line of a table is broken."""
+NAME_WIDTH = 20
 
 
 def render(summary: Summary) -> RenderableType:
-    """Policies, categories and losses as tables."""
+    """Policies, categories and losses as tables; 80 columns are enough."""
     parts: list[RenderableType] = [_scores("policy", summary.policies, summary.overall)]
     if len(summary.categories) > 1:
         parts.append(_scores("category", summary.categories, None))
-    parts += [_causes(summary.overall), Text(_losses_text(summary.overall))]
+    parts += [_causes(summary.overall), Text(_effort_text(summary.overall)), Text(_losses_text(summary.overall))]
+    parts += [Text(_role_text(name, totals)) for name, totals in summary.roles.items()]
     return Group(*parts)
 
 
@@ -251,23 +268,12 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
 
 def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table:
     rows = [*slices, *([total] if total is not None and len(slices) > 1 else [])]
-    ks = sorted({k for row in rows for k in row.pass_at if k > 1})[-2:]
+    ks = sorted({k for row in slices for k in row.pass_at if k > 1})[-1:]
     table = Table(title=None, box=None, header_style="bold", pad_edge=False)
-    table.add_column(title)
-    for name in (
-        "score",
-        *(f"pass@{k}" for k in ks),
-        "reward",
-        "rollouts",
-        "lost",
-        "valid calls",
-        "turns",
-        "tokens",
-        "time",
-    ):
-        table.add_column(name, justify="right")
+    table.add_column(title, overflow="fold", max_width=NAME_WIDTH)
+    for name in ("score", *(f"pass@{k}" for k in ks), "reward", "rollouts", "lost", "valid"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        calls = row.calls.get("valid_rate")
         table.add_row(
             row.name,
             _with_error(row.mean_score, row.standard_error),
@@ -275,12 +281,19 @@ def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table
             _number(row.mean_reward),
             str(row.rollouts),
             str(row.losses.rollouts),
-            _percent(calls),
-            _number(row.turns_mean, 1),
-            f"{row.sampled_tokens:,.0f}",
-            f"{sum(row.time_s.values()):,.0f} s",
+            _percent(row.calls.get("valid_rate")),
         )
     return table
+
+
+TIME_NAMES = dict(zip((*TIME_PARTS, "other_s"), ("model", "tools", "waiting", "verifying", "other"), strict=True))
+
+
+def _effort_text(row: Slice) -> str:
+    total = sum(row.time_s.values())
+    shares = ", ".join(f"{name} {row.time_s[part] / total:.0%}" for part, name in TIME_NAMES.items() if total)
+    each = f"{_number(row.turns_mean, 1)} turns each, {row.sampled_tokens:,.0f} sampled tokens"
+    return f"{row.rollouts} rollouts, {each}, {total:,.0f} s" + (f": {shares}." if shares else ".")
 
 
 def _causes(row: Slice) -> Table:
@@ -290,6 +303,15 @@ def _causes(row: Slice) -> Table:
     for cause, count in row.zeros.items():
         table.add_row(cause, str(count))
     return table
+
+
+def _role_text(name: str, totals: Mapping[str, float]) -> str:
+    agreement = f", agreement {totals['agreement']:.3f}" if "agreement" in totals else ""
+    return (
+        f"The {name}: {totals['requests']:,.0f} requests ({totals['cached']:,.0f} more from the cache, "
+        f"{totals['retries']:,.0f} retries), {totals['prompt_tokens']:,.0f} tokens read and "
+        f"{totals['sampled_tokens']:,.0f} written, cost {totals['cost']:,.2f}{agreement}."
+    )
 
 
 def _losses_text(row: Slice) -> str:
@@ -314,3 +336,17 @@ def _percent(value: float | None) -> str:
 
 def _with_error(value: float | None, error: float | None) -> str:
     return _number(value) if error is None else f"{_number(value)} ± {error:.3f}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
+    """One character per value; a blank where a value is missing."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    bottom, top = (min(known) if low is None else low), (max(known) if high is None else high)
+    span = (top - bottom) or 1.0
+    places = [None if v is None else min(1.0, max(0.0, (v - bottom) / span)) for v in values]
+    return "".join(" " if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)

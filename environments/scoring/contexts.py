@@ -18,20 +18,25 @@ import logging
 import os
 import shlex
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from agent_loop.model.contract import Message
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.verification import AgentFault, CheckTimeout
+from environments.scoring.verification import AgentFault, CheckTimeout, Verdict
 from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.errors import SandboxError, SandboxFileError
 from sandbox_pool.owned_folders import make_owned_folder
 from sandbox_pool.results import ExecResult, FileStat
 from sandbox_pool.server.host_files import remove_tree
+from sandbox_pool.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    from environments.roles import RolloutRoles
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +67,57 @@ class Answer:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class RolloutScope:
+    """What belongs to one rollout from its first tool call to its reward."""
+
+    item: Any = None
+    state: dict[str, Any] = field(default_factory=dict)
+    roles: RolloutRoles | None = None
+
+
 class SandboxContext:
     """Async calls on a sandbox. Relative paths start at the workspace."""
 
     _environment: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, sandbox: Sandbox, call_tool: CallTool | None = None) -> None:
+    def __init__(
+        self, sandbox: Sandbox | None, call_tool: CallTool | None = None, scope: RolloutScope | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._call_tool = call_tool
+        self._scope = scope or RolloutScope()
+
+    @property
+    def item(self) -> Any:
+        """The item of the rollout."""
+        return self._scope.item
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Whatever your own tools keep for the rollout; `compute_reward` finds it here again."""
+        return self._scope.state
+
+    async def judge(self, rubric: str, *, points: int = 10, votes: int | None = None, **material: Any) -> Verdict:
+        """Ask `env.judge` how well the material meets the rubric: `await ctx.judge("Is it kind?", answer=text)`.
+
+        The score is the mean of the votes, from 0 to 1. The material is quoted, and nothing in it can be read as a
+        verdict. A judge that cannot be asked raises `RoleAway`, and the rollout is lost: it is never scored 0.
+        """
+        if self._scope.roles is None:
+            raise RuntimeError("there is no judge: set env.judge (a server, such as env.judge.base_url)")
+        return await self._scope.roles.judge(rubric, material, points, votes)
+
+    async def ask_user(self, instructions: str, messages: Sequence[Message]) -> str | None:
+        """What `env.user`, who plays the person of these instructions, answers; None when they are done."""
+        if self._scope.roles is None:
+            raise RuntimeError("there is no user: set env.user (a server), or write `user_reply`")
+        return await self._scope.roles.reply(instructions, messages)
 
     async def sandbox(self) -> Sandbox:
         """The sandbox that the calls go to."""
+        if self._sandbox is None:
+            raise RuntimeError("the agent has no tools and so no sandbox (env.enabled_toolsets is empty)")
         return self._sandbox
 
     async def exec(
@@ -216,6 +261,10 @@ async def drop_if_there(pool: Pool, snapshot: str) -> None:
         log.debug("snapshot %s was gone already: %s", snapshot, error)
 
 
+MOST_STORED, STORED_BYTES = 64, 16_384
+"""How many files of an end state a record keeps, and how long one may be."""
+
+
 class FrozenWorkspace:
     """What an agent left, as snapshots on the host of its slot. `close` drops them."""
 
@@ -254,6 +303,14 @@ class FrozenWorkspace:
     def start(self) -> str:
         """The snapshot that verification starts from."""
         return self._snapshots[-1]
+
+    def exported(self) -> Iterator[AsyncIterator[bytes]]:
+        """The snapshots as streams of bytes, in the order in which `bring_in` wants them."""
+        return (self._pool.export_snapshot(snapshot) for snapshot in self._snapshots)
+
+    async def bring_in(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec) -> None:
+        """Add a snapshot that was exported before."""
+        self._snapshots.append(await self._pool.import_snapshot(chunks, task_id, spec))
 
     async def _copied(self) -> Path:
         """The workspace on this machine; copied on first use, since few verifiers ask for it."""
@@ -299,6 +356,13 @@ class AgentState:
     async def list_dir(self, path: str = ".") -> Sequence[str]:
         """Names in a directory, sorted; OSError when it is not a directory."""
         return await self._off_loop(path, lambda root: self._list(root, path))
+
+    async def texts(self) -> dict[str, str]:
+        """Path -> text of every file, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
+        try:
+            return await self._off_loop(".", _texts)
+        except SandboxFileError as error:  # only the view loses by it, never the score
+            return {"...": f"not stored: {error}"}
 
     async def _off_loop(self, path: str, read: Callable[[Path], T]) -> T:
         try:
@@ -383,6 +447,26 @@ class AgentState:
         return [part for part in path.parts if part != "."]
 
 
+def _texts(root: Path) -> dict[str, str]:
+    files = sorted(path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    found = {str(path.relative_to(root)): _text(path) for path in files[:MOST_STORED]}
+    return found | ({"...": f"{len(files) - MOST_STORED} more files"} if len(files) > MOST_STORED else {})
+
+
+def _text(path: Path) -> str:
+    if path.is_symlink():
+        return f"(link to {path.readlink()})"
+    if not path.is_file():
+        return "(neither file nor folder)"
+    size = path.stat().st_size
+    if size > STORED_BYTES:
+        return f"({size:,} bytes)"
+    try:
+        return path.read_text("utf-8")
+    except ValueError:
+        return f"({size:,} bytes, not text)"
+
+
 class ToolContext(SandboxContext):
     """A frozen workspace and the fork that verification runs in. Owned by the environment, which closes it."""
 
@@ -396,7 +480,9 @@ class ToolContext(SandboxContext):
         task_id: str,
         verifier_paths: Sequence[str] = (),
         call_tool: CallTool | None = None,
+        scope: RolloutScope | None = None,
     ) -> None:
+        self._scope = scope or RolloutScope()
         self._lease = lease
         self._frozen = frozen
         self._task_id = task_id

@@ -256,7 +256,7 @@ class RewardConfig(BaseModel):
     verifier_weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Factor on the verifier score."""
     solved_at: float = 1.0
-    """From this verifier score on a rollout counts as solved for terms with `when`."""
+    """From this verifier score on a rollout counts as solved: for terms with `when`, and for `sft.jsonl`."""
     shaping_bounds: tuple[float, float] = (-0.4, 0.4)
     """The sum of all terms is clipped to this range."""
     terms: dict[str, AnyTerm] = Field(default_factory=dict)

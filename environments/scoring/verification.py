@@ -40,6 +40,10 @@ class Verdict:
     score: float
     failures: tuple[str, ...] = ()
     """One sentence for each promise that does not hold; empty when the score is 1."""
+    reasons: tuple[str, ...] = ()
+    """Why a judge decided so, one for each vote."""
+    agreement: float | None = None
+    """Of a judge's votes: 1 less the mean difference between two of them; None with a single one."""
 
     @classmethod
     def of(cls, failures: Sequence[str]) -> Verdict:

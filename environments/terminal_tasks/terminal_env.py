@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +19,7 @@ from environments.base import (
     Verdict,
 )
 from environments.terminal_tasks import TerminalTask, TerminalTasks, task_from_id
+from environments.terminal_tasks.checks import FileIs, Missing
 
 LEVELS = range(5)
 
@@ -35,6 +38,13 @@ class TerminalTasksConfig(HermesAgentEnvConfig):
         "You solve tasks in a Linux shell. Use the tools to do the work, then say briefly what you did."
     )
     max_agent_turns: int = Field(default=12, ge=1)
+    partial_credit: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="What a training task that is not solved can earn at most: its commands are compared with the "
+        "oracle's, word by word. For models that solve some kinds never by luck. Evaluation gives none.",
+    )
 
     @model_validator(mode="after")
     def _there_are_such_tasks(self) -> TerminalTasksConfig:
@@ -42,6 +52,18 @@ class TerminalTasksConfig(HermesAgentEnvConfig):
             raise ValueError(f"there is no level {wrong[0]}: levels are {LEVELS[0]} to {LEVELS[-1]}")
         TerminalTasks(self.split, levels=self.levels, categories=self.categories, kinds=self.kinds)
         return self
+
+
+def commands(result: AgentResult) -> list[str]:
+    """What the agent had the terminal run."""
+    calls = (call.arguments or {} for call in result.tool_calls if call.name == "terminal")
+    return [command for call in calls if isinstance(command := call.get("command"), str)]
+
+
+def likeness(solution: Sequence[str], tried: Sequence[str]) -> float:
+    """Words that both have, over the words of both (F1): 1 for the same words, 0 for none."""
+    wanted, found = Counter(" ".join(solution).split()), Counter(" ".join(tried).split())
+    return 2 * (wanted & found).total() / max(1, wanted.total() + found.total())
 
 
 class TerminalTasksEnv(HermesAgentBaseEnv):
@@ -73,8 +95,16 @@ class TerminalTasksEnv(HermesAgentBaseEnv):
         return [*self.config.examples, {"role": "user", "content": item.prompt}]
 
     async def compute_reward(self, item: TerminalTask, result: AgentResult, ctx: ToolContext) -> Verdict:
-        """What the files say, not what the agent says."""
-        return await item.verify(ctx)
+        """What the files say, not what the agent says; partial credit alone looks at the commands."""
+        verdict = await item.verify(ctx)
+        if verdict.failures and self.config.partial_credit and item.split == "train":
+            return replace(verdict, score=self.config.partial_credit * likeness(item.solution, commands(result)))
+        return verdict
+
+    def impossible(self, item: TerminalTask) -> TerminalTask:
+        """A file that must hold a text and must not be there."""
+        contradiction = (FileIs("answer.check", "done"), Missing("answer.check"))
+        return replace(item, checks=(*item.checks, *contradiction))
 
     def item_to_json(self, item: TerminalTask) -> str:
         return item.id

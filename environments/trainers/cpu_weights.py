@@ -1,4 +1,4 @@
-"""TRL's weights to the CPU server of hermes-rl (`UpdatableModel`): a GGUF file, and its name over HTTP."""
+"""Weights between Hugging Face's form, in which TRL trains, and the CPU server of hermes-rl (`UpdatableModel`)."""
 
 from __future__ import annotations
 
@@ -48,3 +48,21 @@ class CpuServerWeights:
         request = urllib.request.Request(f"{self._url}/control/{what}", json.dumps(body).encode(), method="POST")
         with self._open(request):
             pass
+
+
+def hugging_face_copy(model: Path, target: Path) -> Path:
+    """The GGUF as a folder that transformers loads, in float32. Blocking; needs torch."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    from agent_loop.local_models.cpu_model.gguf import transformers_tokenizer
+    from agent_loop.local_models.standin.chatml import chatml_template
+
+    whole = GgufConfig(dequantize=True)
+    network = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, quantization_config=whole)
+    for holder in (network, network.config):  # else it says that it is still quantized
+        for mark in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
+            if hasattr(holder, mark):
+                delattr(holder, mark)
+    network.save_pretrained(target)
+    transformers_tokenizer(model, chatml_template()).save_pretrained(target)
+    return target

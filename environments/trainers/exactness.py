@@ -77,6 +77,8 @@ def _reason(sample: Sample, theirs: Sequence[float], differences: Sequence[float
     far = [place for place in trained if differences[place] > CLEARLY]
     if 0 < len(far) <= max(1, len(trained) // 10):
         return "a token or its logprob is wrong there, and the rest fits"
+    if far and far[0] > trained[0]:
+        return f"all fits before position {far[0]}: a token there or shortly before is not the one that was sampled"
     return "most positions differ: do server and trainer have the same weights and the same chat template?"
 
 

@@ -48,7 +48,7 @@ class HermesTask(vf.Task[HermesData]):  # type: ignore[misc]
     """The reward was given where the agent worked."""
 
     @vf.reward  # type: ignore[untyped-decorator]
-    async def score(self, trace: Any) -> float:
+    async def scored_in_its_slot(self, trace: Any) -> float:
         return float(trace.info["hermes"]["score"])
 
 

@@ -7,12 +7,14 @@ import functools
 import itertools
 import os
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from sandbox_pool.errors import (
+    ImageError,
     IsolationUnavailable,
+    LayersMissing,
     ProtocolError,
     SandboxDestroyed,
     SandboxError,
@@ -23,6 +25,7 @@ from sandbox_pool.errors import (
 )
 from sandbox_pool.server.serving import wire
 
+T = TypeVar("T")
 Header = dict[str, Any]
 OnEvent = Callable[[Header, bytes], None]
 Dial = Callable[[asyncio.Protocol, str], Awaitable[asyncio.Transport]]
@@ -34,12 +37,15 @@ _KINDS: Mapping[str, type[SandboxError]] = {
     "protocol": ProtocolError,
     "isolation": IsolationUnavailable,
     "scratch": ScratchFull,
+    "image": ImageError,
 }
 
 
 def error_from_wire(error: Mapping[str, Any]) -> SandboxError:
     """The exception for an error that the server reports."""
     kind, message = str(error.get("kind")), str(error.get("message"))
+    if kind == "layers":
+        return LayersMissing(message, error.get("layers") or ())
     if kind == "file":
         return SandboxFileError(error.get("errno"), message, error.get("path"))
     return _KINDS.get(kind, SandboxError)(message)
@@ -270,3 +276,27 @@ class Connection(asyncio.Protocol):
 
 CANCEL_TIMEOUT_S = 15.0
 """Killing a command's tree takes milliseconds; a server that needs longer than this is not waited for."""
+
+
+class TaskSet:
+    """Background tasks of one owner: the event loop keeps only weak references, so somebody must hold them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run this in the background, in the running loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all of them; `finish` waits for their end."""
+        for task in list(self._running):
+            task.cancel()
+
+    async def finish(self) -> None:
+        """Return when all of them are done, those that they started included. Their errors are not raised here."""
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)

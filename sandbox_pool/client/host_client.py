@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.client.trees import TreeLimits, unpack_layer
 from sandbox_pool.server.serving import wire
 from sandbox_pool.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class HostInfo:
     """Stronger levels with the reason why each was refused."""
     variant: str = ""
     """Of `namespaces`: root, rootless or nouser."""
+    image: str | None = None
+    """The image that the server itself runs in: slots of specs that name it get its own root."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,20 @@ class HostClient:
         header = await self._ask("slots")
         return [SlotState(**slot) for slot in header["slots"]]
 
-    async def lease(self, slot: int, *, task_id: str, spec: SandboxSpec, snapshot: str | None = None) -> Sandbox:
-        """Prepare a free slot for a task."""
+    async def lease(
+        self,
+        slot: int,
+        *,
+        task_id: str,
+        spec: SandboxSpec,
+        snapshot: str | None = None,
+        image: Mapping[str, Any] | None = None,
+    ) -> Sandbox:
+        """Prepare a free slot for a task. Without all layers of its image the host raises LayersMissing."""
         fields = spec.model_dump(mode="json", exclude={"files"})
-        header = await self._ask("lease", slot=slot, task_id=task_id, spec=fields, snapshot=snapshot)
+        header = await self._ask("lease", slot=slot, task_id=task_id, spec=fields, snapshot=snapshot, image=image)
+        if header["shell_brought"]:
+            log.info("the image %s has no bash that runs: commands run in the host's", spec.image)
         sandbox = self.sandbox(slot, header["epoch"], task_id=task_id, spec=spec, workdir=header["workdir"])
         if spec.files and snapshot is None:
             try:
@@ -128,7 +143,7 @@ class HostClient:
             task_id=task_id,
             spec=spec,
             isolation=self.info.isolation,
-            workdir=workdir or spec.workdir,
+            workdir=workdir or spec.workdir or "",
         )
 
     async def release(self, slot: int, epoch: int) -> ResetReport:
@@ -155,6 +170,10 @@ class HostClient:
         header, _ = await self.connection.call({"op": "import_snapshot"}, chunks=chunks)
         return str(header["snapshot"])
 
+    async def put_layer(self, diff_id: str, digest: str | None, chunks: AsyncIterable[bytes]) -> None:
+        """Have the host unpack a layer of an image, unless it has it."""
+        await self.connection.call({"op": "put_layer", "diff_id": diff_id, "digest": digest}, chunks=chunks)
+
     async def shutdown(self) -> None:
         """Have the server clean everything and exit."""
         await self._ask("shutdown")
@@ -180,4 +199,5 @@ def _host_info(header: dict[str, Any]) -> HostInfo:
         missing=tuple(header["missing"]),
         rejected=tuple((name, why) for name, why in header["rejected"]),
         variant=header["variant"],
+        image=header["image"],
     )

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.client.process import Process
 from sandbox_pool.client.trees import TreeLimits, is_tree, pack_local, unpack_local
 from sandbox_pool.errors import SandboxFileError
 from sandbox_pool.results import ExecResult, FileStat, HostAsked, Truncation
-from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.client.connection import Connection, Header

@@ -56,14 +56,21 @@ class HostSecret:
 class CheckContext:
     """One per pool under check."""
 
-    def __init__(self, pool: SlotPool, info: HostInfo, on_this_machine: bool) -> None:
+    def __init__(
+        self, pool: SlotPool, info: HostInfo, on_this_machine: bool, absent: frozenset[str] = frozenset()
+    ) -> None:
         self.pool = pool
         self.info = info
         self.on_this_machine = on_this_machine
+        self.absent = absent
+        """What the image under check lacks (`runner.TOOLS`)."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def lease(self, spec: SandboxSpec | None = None, timeout_s: float = 30.0) -> LeaseRequest:
-        """A sandbox for this check."""
+        """A sandbox for this check, in the image that is checked."""
+        image = self.pool.config.spec.image
+        if spec is not None and spec.image is None and image is not None:
+            spec = spec.model_copy(update={"image": image, "user": self.pool.config.spec.user})
         return self.pool.lease(f"check-{secrets.token_hex(3)}", spec, timeout_s)
 
     @asynccontextmanager

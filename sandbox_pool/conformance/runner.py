@@ -79,9 +79,24 @@ def _checks_of(group: str) -> list[Check]:
     return found
 
 
-def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: bool) -> str | None:
-    """Why a check with these needs does not apply to this host, or None when it does."""
+TOOLS = ("python3", "pgrep")
+"""Programs that some checks are written with."""
+HOST_ROOT = "host-root"
+"""Needed by checks of what slots see of the host's own root."""
+
+
+def not_promised(
+    needs: tuple[str, ...], info: HostInfo, *, on_this_machine: bool, absent: frozenset[str] = frozenset()
+) -> str | None:
+    """Why a check with these needs does not apply to this host, or None when it does.
+
+    `absent` are tools that the image under check lacks, and `HOST_ROOT` where there is an image.
+    """
     for need in needs:
+        if need in absent:
+            return "slots have an image as their root" if need == HOST_ROOT else f"the image has no {need}"
+        if need in TOOLS or need == HOST_ROOT:
+            continue
         if need == "this-machine":
             if not on_this_machine:
                 return "the slot server runs elsewhere: its machine cannot be looked at from here"
@@ -90,6 +105,8 @@ def not_promised(needs: tuple[str, ...], info: HostInfo, *, on_this_machine: boo
             if lacking:
                 return f"{info.isolation}: the host says that it has no {lacking[0]} {_WHAT.get(lacking[0], 'limit')}"
         elif need == "writable-root" and info.variant == "rootless":
+            if HOST_ROOT in absent:
+                continue
             return "rootless: an ordinary user may not change files of the host's root, not even in a layer of its own"
         else:
             level, reason = STRONGEST_WITHOUT[need]
@@ -103,7 +120,11 @@ async def make_context(pool: SlotPool) -> CheckContext:
     async with pool.lease("check-probe") as box:
         info = box.host_info
         on_this_machine = _runs_here(info, box.endpoint.address)
-    return CheckContext(pool, info, on_this_machine)
+        absent = {HOST_ROOT} if box.spec.image else set()
+        for tool in TOOLS if box.spec.image else ():
+            if (await box.exec(f"command -v {tool}")).exit_code:
+                absent.add(tool)
+    return CheckContext(pool, info, on_this_machine, frozenset(absent))
 
 
 def _runs_here(info: HostInfo, address: str) -> bool:
@@ -118,7 +139,7 @@ def _runs_here(info: HostInfo, address: str) -> bool:
 
 async def run_check(check: Check, context: CheckContext) -> CheckResult:
     """Run one check. Whatever goes wrong in it is a failure of the promise."""
-    reason = not_promised(check.needs, context.info, on_this_machine=context.on_this_machine)
+    reason = not_promised(check.needs, context.info, on_this_machine=context.on_this_machine, absent=context.absent)
     if reason is not None:
         return CheckResult(check.id, check.promise, "not promised", reason)
     began_s = time.monotonic()

@@ -7,10 +7,13 @@ Runs in the pool's own loop, so nothing changes between two awaits. Work that mu
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, ScratchFull, StaleLease
 from sandbox_pool.journal.journal import JournalLease, LeaseLog
@@ -21,7 +24,9 @@ from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.pool.snapshot_places import SnapshotLocator
 from sandbox_pool.pool.status import describe_wait
 from sandbox_pool.spec import SandboxSpec
-from sandbox_pool.task_set import TaskSet
+
+if TYPE_CHECKING:
+    from sandbox_pool.images.supply import Images
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +107,13 @@ class Dispatcher:
         self._expiries: dict[Grant, asyncio.TimerHandle] = {}
         self._closed = False
 
+    @functools.cached_property
+    def _images(self) -> Images:
+        """Imported when a spec names an image: most pools have none."""
+        from sandbox_pool.images.supply import Images
+
+        return Images(self._config.images)
+
     def serve(self, fleet: Fleet, default_key: str, default_spec: SandboxSpec) -> None:
         """Begin to give out slots of this fleet; its first hosts are for the default spec."""
         self._fleet = fleet
@@ -124,6 +136,8 @@ class Dispatcher:
         for timer in self._expiries.values():
             timer.cancel()
         await self._tasks.finish()
+        if "_images" in vars(self):
+            await self._images.close()
 
     async def acquire(
         self,
@@ -205,7 +219,10 @@ class Dispatcher:
             raise SandboxLost(f"{host.name} is gone")
         try:
             snapshot = await waiter.locate.place(host) if waiter.locate else None
-            box = await client.lease(slot, task_id=waiter.task_id, spec=waiter.spec, snapshot=snapshot)
+            if waiter.spec.image and waiter.spec.image != client.info.image and not waiter.spec.image.startswith("/"):
+                box = await self._images.lease(host, client, slot, waiter.task_id, waiter.spec, snapshot)
+            else:
+                box = await client.lease(slot, task_id=waiter.task_id, spec=waiter.spec, snapshot=snapshot)
         except Exception as error:
             await self._resets.recover(host, slot, error)
             raise

@@ -12,6 +12,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.config import PoolConfig, check_isolation
 from sandbox_pool.errors import HostStartFailed, IsolationUnavailable, PlaceUnreachable, SandboxError, StateError
 from sandbox_pool.journal.journal import Journal, JournalHost
@@ -21,7 +22,6 @@ from sandbox_pool.pool.host import Connect, Grant, PooledHost
 from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.providers.base import Provider, ReportsLoss, create_interval_s
 from sandbox_pool.spec import SandboxSpec
-from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.client.host_client import HostClient

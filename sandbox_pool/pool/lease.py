@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,7 @@ class Lease(Sandbox):
             workdir=grant.workdir,
         )
         self.host_info = client.info
+        self._client = client
         self._pool = pool
         self._grant = grant
 
@@ -137,6 +138,10 @@ class Lease(Sandbox):
         """As `Sandbox.snapshot`; the pool learns where it is, so that `lease_from` can use it."""
         snapshot = await super().snapshot(workspace=workspace, keep_state=keep_state)
         return self._pool.remember_snapshot(snapshot, self._grant)
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes]) -> str:
+        """Bring a snapshot to the host of this slot; its name in the pool."""
+        return self._pool.remember_snapshot(await self._client.import_snapshot(chunks), self._grant)
 
     async def release(self) -> None:
         """Give the slot back; returns when its processes are gone and its files are dropped. Safe to call twice."""

@@ -16,11 +16,12 @@ import concurrent.futures
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
+from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import PoolClosed, StateError
@@ -36,8 +37,8 @@ from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.pool.snapshot_places import SnapshotStore
 from sandbox_pool.pool.status import PoolStatus, status_of
 from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_keys, load_provider
+from sandbox_pool.server.isolation.levels import WORKDIR
 from sandbox_pool.spec import SandboxSpec
-from sandbox_pool.task_set import TaskSet
 
 if TYPE_CHECKING:
     from sandbox_pool.pool.sync import SyncSlotPool
@@ -244,13 +245,16 @@ class SlotPool:
 
     def remember_snapshot(self, snapshot: str, grant: Grant) -> str:
         """A lease made a snapshot: the pool must know where it is. Its name in this pool."""
-        return self._snapshots.add(snapshot, grant.host, grant.spec)
+        spec = grant.spec
+        if spec.image and spec.workdir is None:  # forks start where the image says, whoever asks for them
+            spec = spec.model_copy(update={"workdir": grant.workdir})
+        return self._snapshots.add(snapshot, grant.host, spec)
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone; no slot is needed."""
         host, copy = self._snapshots.host_of(snapshot)
         client = await host.client_here()
-        workdir = self._snapshots.spec_of(snapshot).workdir
+        workdir = self._snapshots.spec_of(snapshot).workdir or WORKDIR
         await client.download_snapshot(copy, workdir, local, limits or TreeLimits())
 
     async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
@@ -263,6 +267,11 @@ class SlotPool:
     def add_snapshot(self, file: BinaryIO, spec: SandboxSpec) -> str:
         """A snapshot from a file of what `export_snapshot` gave, for leases of this spec; the pool closes the file."""
         return self._snapshots.add_file(file, spec)
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec | None = None) -> str:
+        """Bring back what `export_snapshot` gave, on a host with slots of this spec; its name in this pool."""
+        async with await self.acquire(task_id, spec) as lease:
+            return await lease.import_snapshot(chunks)
 
     async def drop_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot on every host that has a copy."""

@@ -26,14 +26,14 @@ import importlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from sandbox_pool.config import Isolation, PoolConfig
+from sandbox_pool.config import ImageSettings, Isolation, PoolConfig
 from sandbox_pool.errors import (
     HostStartFailed,
     IsolationUnavailable,
@@ -106,6 +106,7 @@ class ProviderContext:
     scratch_dir: Path | None = None
     scratch_min_mb: int = 0
     owner_ttl_s: float = 120.0
+    images: ImageSettings = field(default_factory=ImageSettings)
 
     @classmethod
     def of(cls, config: PoolConfig, owner: str) -> ProviderContext:
@@ -118,6 +119,7 @@ class ProviderContext:
             scratch_dir=config.scratch_dir,
             scratch_min_mb=config.scratch_min_mb,
             owner_ttl_s=config.owner_ttl_s,
+            images=config.images,
         )
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +147,9 @@ class ProviderContext:
         """What every slot server of this pool is started with, wherever it runs."""
         arguments = ["--slots", str(self.slots), "--host-id", host_id]
         arguments += ["--min-isolation", self.min_isolation, "--owner-ttl-s", f"{self.owner_ttl_s:g}"]
+        arguments += ["--images-max-gb", f"{self.images.max_gb:g}"]
+        if self.images.store_dir is not None:
+            arguments += ["--images", str(self.images.store_dir)]
         if level:
             arguments += ["--level", level]
         if image is not None:

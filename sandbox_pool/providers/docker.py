@@ -37,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from sandbox_pool.client.connection import dial as dial_address
 from sandbox_pool.errors import HostStartFailed, PlaceUnreachable, SandboxError, SandboxLost
+from sandbox_pool.images.image_source import is_for_slots
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, Texts, checked_options
 from sandbox_pool.providers.remote_start import load_server, loader_text, packed_server, token_hash
 from sandbox_pool.server.host_files import open_private, remove_tree
@@ -253,8 +254,8 @@ class DockerProvider:
         return await running.start().__aenter__()
 
     def _image(self, spec: SandboxSpec) -> str:
-        """The image of containers for this spec; a directory as an image is for the slot server itself."""
-        return spec.image if spec.image and not spec.image.startswith("/") else self._options.image
+        """The image of containers for this spec; directories, layouts and archives are for its slots."""
+        return spec.image if spec.image and not is_for_slots(spec.image) else self._options.image
 
     def _engine(self) -> aiodocker.Docker:
         if self._client is None:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from .host_files import remove_tree
+from .images.user_ids import remove_mapped
 from .isolation.cgroups import Cgroups
 from .isolation.layers import remove_layers_dir
 from .isolation.levels import RUN_UIDS
@@ -108,7 +108,7 @@ def clean(scratch: str) -> list[str]:
     problems += [f"cgroup {path} is still there" for path in Cgroups(scratch).remove()]
     remove_layers_dir(scratch)
     for name in ("slots", "run", "layers", "helper"):
-        problems += remove_tree(os.path.join(scratch, name))
+        problems += remove_mapped(os.path.join(scratch, name))
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(scratch, RECORD))
     return problems

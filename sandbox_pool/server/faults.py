@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 
 class SlotError(Exception):
-    """`kind` is one of: stale, lost, destroyed, protocol, file, isolation, scratch, refused."""
+    """`kind` is one of: stale, lost, destroyed, protocol, file, isolation, scratch, refused, image, layers."""
 
-    def __init__(self, kind: str, message: str, *, errno: int | None = None, path: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        errno: int | None = None,
+        path: str | None = None,
+        layers: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
+        self.layers = list(layers)
+        """Of kind `layers`: what the host lacks for a lease."""
         self.kind = kind
         self.errno = errno
         self.path = path
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels in a response."""
-        return {"kind": self.kind, "message": str(self), "errno": self.errno, "path": self.path}
+        return {"kind": self.kind, "message": str(self), "errno": self.errno, "path": self.path, "layers": self.layers}
 
 
 def file_error(number: int, path: str) -> SlotError:

@@ -14,6 +14,8 @@ from typing import Any
 
 from . import cleanup
 from .faults import SlotError
+from .images.layer_store import LayerStore, default_path
+from .serving.image_requests import ImageRequests
 from .serving.peer import Connection
 from .serving.service import Service, owner_gone
 from .slots.layer_snapshots import SnapshotStore
@@ -35,6 +37,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--owner-ttl-s", type=float, help="end when no client was connected for so long")
     parser.add_argument("--host-id", default="")
     parser.add_argument("--image", help="the image this server runs in: specs that name it get slots on its own root")
+    parser.add_argument("--images", help="where layers of images are kept for all servers of this user")
+    parser.add_argument("--images-max-gb", type=float, default=50.0, help="what those layers may take")
     parser.add_argument("--keep-out", action="append", default=[], help="a folder that no spec may mount into a slot")
     parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
     parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
@@ -89,7 +93,12 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     slots = Slots(arguments.slots, host.builder)
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
-    service = Service(token, slots, snapshots, facts=facts, scratch=arguments.scratch, own_image=arguments.image)
+    store = LayerStore(arguments.images or default_path(), "user" if host.level.user_ns else "trusted")
+    host.builder.keep_out.append(store.path)
+    images = ImageRequests(store, int(arguments.images_max_gb * 2**30), host.level)
+    service = Service(
+        token, slots, snapshots, facts=facts, scratch=arguments.scratch, own_image=arguments.image, images=images
+    )
     host.on_lost = service.stopping.set
     server, address = await _listen(arguments.listen, service)
     cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])

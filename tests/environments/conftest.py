@@ -8,6 +8,7 @@ import pytest
 import requests
 
 from support.atropos_api import RunApi, run_api
+from support.browser import BINARY, chromium
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,12 @@ def mortal_api() -> Iterator[RunApi]:
     """A run-api of the test's own, to be killed and restarted."""
     with run_api() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[str]:
+    """The address of a Chromium that all tests share; each opens tabs of its own."""
+    if BINARY is None:
+        pytest.skip("Chromium is not installed")
+    with chromium() as address:
+        yield address

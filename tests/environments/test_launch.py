@@ -15,6 +15,7 @@ from environments.config.settings import HermesAgentEnvConfig, ServerConfig
 from environments.config.yaml_file import config_names, find_config
 from environments.errors import ConfigError
 from environments.launch import command_line, load_environment, load_run
+from environments.prompts import PromptsEnv
 from environments.terminal_tasks.terminal_env import TerminalTasksEnv
 
 
@@ -23,9 +24,12 @@ def environment_configs() -> list[str]:
 
 
 @pytest.mark.parametrize("name", environment_configs())
-def test_every_shipped_config_builds_its_environment(name: str) -> None:
-    env = load_environment(name)
-    assert isinstance(env, CodeTasksEnv if name.startswith("code") else TerminalTasksEnv)
+def test_every_shipped_config_builds_its_environment(name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say hello."}\n')
+    needed = ["--env.dataset", str(tmp_path / "rows.jsonl")] if name == "prompts" else []
+    kinds = {"code": CodeTasksEnv, "prom": PromptsEnv}
+    env = load_environment(name, needed)
+    assert isinstance(env, kinds.get(name[:4], TerminalTasksEnv))
     assert env.server_configs
 
 

@@ -175,6 +175,7 @@ async def way_of_a_group() -> set[str]:
     from agent_loop.local_models.standin import StandIn
     from environments.atropos.api import RolloutApi
     from environments.launch import load_environment
+    from environments.runs import status
     from support.atropos_api import Trainer, run_api
     from support.env_serve import ServedEnv, play
 
@@ -197,7 +198,8 @@ async def way_of_a_group() -> set[str]:
                 return answer
 
             env.collect_trajectories = from_here_on
-            with mock.patch.object(RolloutApi, "send_group", up_to_here):
+            never = mock.patch.object(status, "EVERY_S", NEVER_S)
+            with never, mock.patch.object(RolloutApi, "send_group", up_to_here):
                 await env.env_manager()
         await asyncio.to_thread(trainer.pull_until, 1)
     return way.files

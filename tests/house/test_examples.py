@@ -69,6 +69,11 @@ def test_an_example_program_acts_and_scores(name: str, capsys: pytest.CaptureFix
     assert "tool calls" in capsys.readouterr().out
 
 
+def test_two_tools_and_a_judge_take_forty_lines() -> None:
+    lines = (EXAMPLES / "judge.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 40
+
+
 def test_every_example_is_tested_and_listed() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert names == {*ENVIRONMENTS, *PROGRAMS}

@@ -63,7 +63,7 @@ def test_the_library_does_not_import_its_apps(path, room):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sandbox_pool" / "server").rglob("*.py")), ids=lambda p: p.name)
 def test_the_slot_server_needs_the_standard_library_only(path):
-    optional = {"orjson", "uvloop"}
+    optional = {"orjson", "uvloop", "compression", "zstandard"}
     build_time = {"hatchling"}
     for name, line in imported_roots(path):
         known = name in sys.stdlib_module_names or name in {"sandbox_pool", "__future__"} | optional | build_time

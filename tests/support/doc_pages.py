@@ -30,6 +30,7 @@ from agent_loop.turn.runtime import ToolStatus
 from environments.apps.cli import main as cli
 from environments.code_tasks.code_env import CodeTasksConfig
 from environments.config.settings import HermesAgentEnvConfig, RunConfig
+from environments.prompts import PromptsConfig
 from environments.terminal_tasks.terminal_env import TerminalTasksConfig
 from sandbox_pool.results import ExecResult, FileStat, HostAsked, Truncation
 from sandbox_pool.spec import Mount, NetworkRules, SandboxSpec
@@ -121,7 +122,8 @@ def models_in(kind: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[Ba
     for name, field in kind.model_fields.items():
         for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                yield from models_in(inner, f"{prefix}.{name}" if prefix else name)
+                place = f"{name}.NAME" if getattr(field.annotation, "__origin__", None) is dict else name
+                yield from models_in(inner, f"{prefix}.{place}" if prefix else place)
 
 
 def is_section(annotation: Any) -> bool:
@@ -162,7 +164,11 @@ def settings_page() -> str:
         note = inspect.cleandoc(kind.__doc__ or "") if kind.__module__.split(".")[0] != "pydantic" else ""
         parts.append(f"\n## {heading}\n\n{note}\n\n{settings_table(prefix, kind)}")
     base = set(HermesAgentEnvConfig.model_fields)
-    for name, kind in (("terminal_tasks", TerminalTasksConfig), ("code_tasks", CodeTasksConfig)):
+    for name, kind in (
+        ("terminal_tasks", TerminalTasksConfig),
+        ("code_tasks", CodeTasksConfig),
+        ("prompts", PromptsConfig),
+    ):
         parts.append(f"\n## `env` of {name}\n\n{settings_table('env', kind, leave_out=base)}")
     return "".join(parts)
 

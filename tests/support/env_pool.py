@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import itertools
 import os
 import shutil
 import signal
 import stat as modes
+import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -171,6 +173,19 @@ class DirectoryPool:
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: object = None) -> None:
         shutil.copytree(self.home / snapshot, local, symlinks=True)
+
+    async def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            archive.add(self.home / snapshot, ".")
+        yield data.getvalue()
+
+    async def import_snapshot(self, chunks: AsyncIterable[bytes], task_id: str, spec: SandboxSpec) -> str:
+        name = f"snapshot-{next(self.numbers)}"
+        data = b"".join([chunk async for chunk in chunks])
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            archive.extractall(self.home / name, filter="tar")
+        return name
 
     async def drop_snapshot(self, snapshot: str) -> None:
         shutil.rmtree(self.home / snapshot)

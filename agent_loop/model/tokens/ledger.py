@@ -2,15 +2,21 @@
 
 Append-only inside a segment; `begin` opens the next one. A logprob that the server did not give is None, its token
 stays in the prompt (-100 / 1.0): an unknown logprob is never guessed and never shifted onto a neighbour.
+
+`Vocabulary` says what each id stands for, so that a stored rollout can be read without its tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 from agent_loop.model.contract import Segment, WeightsSpan
-from agent_loop.records.record import SampledCall
+from agent_loop.model.tokens.template import Tokenizer, decode_ids
+from agent_loop.records.record import Piece, SampledCall
 
 MASKED = -100
 NO_LOGPROB = 1.0
@@ -124,3 +130,53 @@ class Ledger:
             weights_spans=list(call.weights_spans),
             temperature=call.temperature,
         )
+
+
+_ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_MARK = "▁"
+
+
+class Vocabulary:
+    """Pieces of one tokenizer. Each id is looked up once, whatever the number of rollouts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._decoder = str(getattr(self._fast, "decoder", ""))
+        self._known: dict[int, Piece] = {}
+
+    def pieces(self, ids: Iterable[int]) -> dict[str, Piece]:
+        """The pieces of these ids, by id as text: JSON has no other keys."""
+        found: dict[str, Piece] = {}
+        for token in sorted(set(ids)):
+            if token not in self._known:
+                self._known[token] = self._piece(token)
+            found[str(token)] = self._known[token]
+        return found
+
+    def _piece(self, token: int) -> Piece:
+        spelling = None if self._fast is None else self._fast.id_to_token(token)
+        if spelling is None or token in self._tokenizer.added_tokens_decoder:
+            return decode_ids(self._tokenizer, [token])
+        if "ByteLevel" in self._decoder and all(letter in _byte_of_letter() for letter in spelling):
+            return as_piece(bytes(_byte_of_letter()[letter] for letter in spelling))
+        if byte := _ONE_BYTE.fullmatch(spelling):
+            return as_piece(bytes([int(byte[1], 16)]))
+        if _WORD_MARK in self._decoder:
+            return str(spelling).replace(_WORD_MARK, " ")
+        return decode_ids(self._tokenizer, [token])
+
+
+def as_piece(data: bytes) -> Piece:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+@cache
+def _byte_of_letter() -> dict[str, int]:
+    """The letters that byte-level vocabularies write for bytes (GPT-2's table)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}

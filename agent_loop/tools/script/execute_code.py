@@ -142,7 +142,7 @@ def script_source(name: str) -> str:
 
 def signature(tool: Tool) -> str:
     """How a script calls the tool: `read_file(path, offset=1, limit=500)`."""
-    return f"{tool.name}({', '.join(_parameter(tool, name) for name in tool.script_parameters)})"
+    return f"{tool.name}({', '.join(_parameter(tool, name) for name in tool.script_parameters or ())})"
 
 
 def _parameter(tool: Tool, name: str) -> str:
@@ -167,7 +167,7 @@ def stub_module(tools: Sequence[Tool], socket_path: str, token: str) -> str:
 
 
 def _function(tool: Tool) -> str:
-    passed = ", ".join(f"{name}={name}" for name in tool.script_parameters)
+    passed = ", ".join(f"{name}={name}" for name in tool.script_parameters or ())
     summary = tool.schema["description"].split("\n", 1)[0]
     return f"def {signature(tool)}:\n    {summary!r}\n    return _call({tool.name!r}, {passed})\n"
 

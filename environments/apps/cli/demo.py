@@ -7,8 +7,10 @@ import sys
 
 from environments.errors import at_least
 
-EXAMPLE = "hermes-rl demo --tasks 6"
+EXAMPLE = "hermes-rl demo --tasks 11"
 TAKES_SETTINGS = True
+CONFIG = "learn/smollm2"
+OWN_SETTINGS = ("--env.group_size", "4", "--env.rollout_tries", "1", "--env.limits.rollout_timeout_s", "60")
 
 PIPE_WIDTH = 120
 
@@ -17,9 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pathlib import Path
 
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default runs/demo")
-    parser.add_argument("--tasks", type=at_least(1), default=6, metavar="N", help="tasks for each policy (default 6)")
     parser.add_argument(
-        "--seconds", type=at_least(0, float), default=30.0, metavar="S", help="time for the real model (default 30)"
+        "--tasks",
+        type=at_least(1),
+        default=11,
+        metavar="N",
+        help="tasks for each policy (default 11: one of each kind)",
+    )
+    parser.add_argument(
+        "--seconds", type=at_least(0, float), default=60.0, metavar="S", help="time for the real model (default 60)"
     )
     parser.add_argument("--no-model", action="store_true", help="scripted policies only")
 
@@ -34,6 +42,6 @@ def run(args: argparse.Namespace) -> int:
     from environments.apps.demo.demo_run import DemoPlan, run_demo
     from environments.launch import load_environment
 
-    env = load_environment("demo", args.settings)
+    env = load_environment(CONFIG, [*OWN_SETTINGS, *args.settings])
     plan = DemoPlan(env.config, env.server_configs[0], args.out, args.tasks, not args.no_model, args.seconds)
     return own_process.run(run_demo(plan, console))

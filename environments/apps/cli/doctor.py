@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "hermes-rl doctor --json"
 
-_COLOURS = {"ok": "green", "limited": "yellow", "missing": "dim", "broken": "red"}
+_COLOURS = {"ok": "green", "limited": "magenta", "missing": "dim", "broken": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

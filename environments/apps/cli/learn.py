@@ -15,6 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from pathlib import Path
 
     parser.add_argument("--config", default=LEARN_CONFIG, help=f"YAML file or shipped config ({LEARN_CONFIG})")
+    parser.add_argument(
+        "--trainer",
+        choices=("reference", "trl"),
+        default="reference",
+        help="reference: an adapter, in JAX, through run-api; trl: all weights, by TRL's AsyncGRPOTrainer",
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in total (trainer.steps)")
     parser.add_argument("--minutes", type=float, metavar="M", help="end near this time (learn.minutes)")
     parser.add_argument("--control", choices=("shuffled", "shifted"), help="a negative control, which must not learn")
@@ -28,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     """Learn; exit code 1 when a process failed, 130 when interrupted."""
     if args.resume and args.fresh:
         raise UsageError("give either --resume or --fresh, not both")
+    if args.trainer == "trl" and (args.resume or args.control):
+        raise UsageError("--resume and --control are the reference trainer's: leave them out with --trainer trl")
     from environments.config.yaml_file import find_config
 
     find_config(args.config)  # a wrong name is answered before anything heavy is imported
@@ -37,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
     from environments.launch import configure_logging
 
     configure_logging()
-    plan = load_plan(args.config, settings(args), args.out, args.resume, args.fresh)
+    plan = load_plan(args.config, settings(args), args.out, args.resume, args.fresh, args.trainer)
+    if args.trainer == "trl":
+        from environments.apps.learn.learn_trl import learn_with_trl
+
+        return learn_with_trl(plan)
     return learn(plan, display_for(args.json))
 
 

@@ -25,17 +25,25 @@ VERBS = {
     "serve": "feed rollouts to a trainer through Atropos' run-api",
     "process": "roll out a number of groups into a file, resuming where an earlier start stopped",
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
+    "rescore": "run the rewards of a stored run again on its kept workspaces, without the agents",
+    "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",
+    "validate": "find items that are broken, flaky or hackable before they cost anything",
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
     "train-check": "a few rollouts through a trainer's own logprob code: are its tokens exact?",
-    "view": "make an HTML page of a rollouts.jsonl",
+    "view": "make an HTML page of a rollouts.jsonl, or serve it while the run goes on",
+    "top": "watch a run in the terminal while it goes on",
+    "export": "write a run in the format of another tool: Harbor's trajectories, Inspect's logs",
     "parse": "take model text apart into content, reasoning and tool calls",
     "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
     "bench": "measure the loop, the tools or serving on this machine",
+    "model": "get the weights of the model that runs on this machine's CPU",
     "config": "print the settings that a run would have, and where each comes from",
     "doctor": "show what this machine can do, with a fix for what is missing",
 }
 """The help lines stand here, so that `hermes-rl --help` imports no verb."""
 
+SCORES = ("compare", "rescore", "validate")
+"""Verbs whose modules are in the folder of that name."""
 OTHER_PACKAGES = ("agent_loop", "tool_parsers", "sandbox_pool")
 
 
@@ -59,7 +67,8 @@ class _PrintVersion(argparse.Action):
 
 
 def load_verb(name: str) -> Verb:
-    return cast("Verb", importlib.import_module(f"environments.apps.cli.{name.replace('-', '_')}"))
+    folder = "scores." if name in SCORES else ""
+    return cast("Verb", importlib.import_module(f"environments.apps.cli.{folder}{name.replace('-', '_')}"))
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 import sandbox_pool
 from environments.errors import UsageError, at_least
-from sandbox_pool import PoolConfig, SandboxError, SlotPool
+from sandbox_pool import PoolConfig, SandboxError, SandboxSpec, SlotPool
+from sandbox_pool.config import ImageSettings
 from sandbox_pool.errors import did_you_mean, first_invalid
+from sandbox_pool.images.image_source import check_name, is_folder
 from sandbox_pool.journal.gc import Liveness, collect_orphans, default_place
 from sandbox_pool.journal.journal import Journal, set_damaged_aside
 from sandbox_pool.journal.owner import this_process
@@ -29,6 +31,7 @@ from sandbox_pool.providers.base import HasJob, ProviderContext, load_provider, 
 
 if TYPE_CHECKING:
     from sandbox_pool.conformance import Check, CheckResult
+    from sandbox_pool.server.images.layer_store import LayerStore
 
 IMAGES = Path(sandbox_pool.__file__).parent / "images"
 EXAMPLE = "hermes-rl pool bench --slots 16 --json"
@@ -74,6 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--option", action="append", default=[], metavar="KEY=VALUE", help="host or context of the engine"
     )
     job = actions.add_parser("job", help="print the job that a provider's hosts are started from")
+    _add_images(actions)
+    check.add_argument("--image", help="run every check in slots of this image")
+    check.add_argument("--user", help="who commands run as in the image (default: as it says)")
+    bench.add_argument("--image", help="measure slots with this image beside slots without, and nothing else")
     for action in (check, bench, job):
         action.add_argument(
             "--provider", default="local", help="built-in name, entry point or module:Class (default local)"
@@ -88,9 +95,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--state-dir", help="where the journal is (default: the user's state directory)")
 
 
+def _add_images(actions: Any) -> None:
+    images = actions.add_parser("images", help="layers of images on this machine")
+    verbs = images.add_subparsers(dest="layers_action", metavar="VERB", required=True)
+    pull = verbs.add_parser("pull", help="fetch images, so that no lease waits for them")
+    pull.add_argument("image", nargs="+", help="as `image` in a spec: a registry's, oci:DIR, docker-archive:FILE, ...")
+    pull.add_argument("--mirror", action="append", default=[], metavar="HOST=URL", help="ask this address first")
+    listing = verbs.add_parser("list", help="every layer, the one used last at the end")
+    gc = verbs.add_parser("gc", help="remove what killed processes left, and layers until the rest fits")
+    for verb in (pull, gc):
+        verb.add_argument(
+            "--max-gb",
+            type=at_least(0, float),
+            default=ImageSettings().max_gb,
+            help="what layers may take (default 50)",
+        )
+    for verb in (pull, listing, gc):
+        verb.add_argument("--store-dir", help="where layers are kept (default: hermes-rl-images-<uid> on a local disk)")
+        verb.add_argument("--json", action="store_true", help="machine-readable output")
+
+
 def run(args: argparse.Namespace) -> int:
     """Do the action; each prints a table for people, or JSON for programs."""
-    actions = {"status": status, "gc": gc, "check": check, "bench": bench, "image": image, "job": job}
+    actions = {"status": status, "gc": gc, "check": check, "bench": bench, "image": image, "job": job, "images": images}
     return actions[args.action](args)
 
 
@@ -200,7 +227,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _config(args: argparse.Namespace) -> PoolConfig:
-    fields = {
+    fields: dict[str, Any] = {
         "provider": args.provider,
         "provider_options": _options(args),
         "slots_per_host": args.slots,
@@ -209,7 +236,11 @@ def _config(args: argparse.Namespace) -> PoolConfig:
         "scratch_dir": args.scratch_dir,
         "state_dir": args.state_dir,
     }
+    image = getattr(args, "image", None)
     try:
+        if image is not None:
+            check_name(image)
+            fields["spec"] = SandboxSpec(image=image, user=getattr(args, "user", None))
         config = PoolConfig(**fields)
         load_provider(config.provider, ProviderContext.of(config, this_process().tag()), config.provider_options)
     except ValidationError as error:
@@ -323,8 +354,108 @@ def image(args: argparse.Namespace) -> int:
     return subprocess.run([program, *engine, "build", *settings, str(IMAGES)], check=False).returncode and 1
 
 
+def images(args: argparse.Namespace) -> int:
+    """Fetch, list or remove layers on this machine."""
+    from sandbox_pool.server.images.layer_store import LayerStore, default_path
+
+    store = LayerStore(args.store_dir or default_path(), "user")
+    try:
+        if args.layers_action == "pull":
+            return _pull(args, store)
+        if args.layers_action == "gc":
+            return _collect_layers(args, store)
+    except SandboxError as error:
+        raise UsageError(str(error)) from error
+    layers = store.listed()
+    if args.json:
+        _print_json({"store": store.path, "layers": [vars(layer) for layer in layers]})
+        return 0
+    for layer in layers:
+        ago = f"{(time.time() - layer.used_s) / 3600:8.1f} h ago"
+        print(f"{layer.diff_id}  {layer.bytes / 2**20:10.1f} MB  {ago}{'  in use' if layer.in_use else ''}")
+    print(f"{len(layers)} layers, {sum(layer.bytes for layer in layers) / 2**20:.1f} MB in {store.path}")
+    return 0
+
+
+def _pull(args: argparse.Namespace, store: LayerStore) -> int:
+    from sandbox_pool.images.supply import Images
+
+    mirrors: dict[str, list[str]] = {}
+    for text in args.mirror:
+        host, separator, address = text.partition("=")
+        if not separator or not address.startswith(("http://", "https://")):
+            raise UsageError(f"--mirror {text!r} is not HOST=URL")
+        mirrors.setdefault(host, []).append(address)
+    for name in args.image:
+        if is_folder(name):
+            raise UsageError(f"{name!r} is a folder: it is used as it is, there is nothing to fetch")
+        check_name(name)
+
+    async def pull_all() -> list[dict[str, Any]]:
+        source = Images(ImageSettings(mirrors=mirrors, max_gb=args.max_gb or ImageSettings().max_gb))
+        done = []
+        with Progress(console=Console(stderr=True), transient=True, disable=args.json) as progress:
+            tasks: dict[str, TaskID] = {}
+
+            def show(digest: str, have: int, size: int) -> None:
+                if digest not in tasks:
+                    tasks[digest] = progress.add_task(digest[7:19], total=size or None)
+                progress.update(tasks[digest], completed=have)
+
+            source.registries.progress = show
+            try:
+                for name in args.image:
+                    fetched = await source.pull(name, store)
+                    image = await source.find(name)
+                    done.append(
+                        {"image": name, "digest": image.digest, "layers": len(image.layers), "new": len(fetched)}
+                    )
+            finally:
+                await source.close()
+        return done
+
+    done = asyncio.run(pull_all())
+    if args.json:
+        _print_json({"store": store.path, "images": done})
+    else:
+        for row in done:
+            print(f"{row['image']}: {row['layers']} layers, {row['new']} of them new, {row['digest'][:19]}")
+    return 0
+
+
+def _collect_layers(args: argparse.Namespace, store: LayerStore) -> int:
+    from sandbox_pool.images.supply import collect_layers
+
+    answer = asyncio.run(collect_layers(store, int(args.max_gb * 2**30)))
+    if args.json:
+        _print_json(answer)
+    else:
+        print(f"{len(answer['removed'])} layers and {len(answer['drafts'])} half unpacked ones removed")
+    return 0
+
+
+def _bench_image(args: argparse.Namespace) -> int:
+    from environments.apps.bench.bench_images import PROMISES as WANTED
+    from environments.apps.bench.bench_images import bench_image
+
+    try:
+        result = asyncio.run(bench_image(_config(args), args.rounds))
+    except SandboxError as error:
+        raise UsageError(f"the image {args.image!r} could not be measured: {error}") from error
+    if args.json:
+        _print_json(result)
+        return 0
+    for name, value in result.items():
+        promise = WANTED.get(name)
+        kept = "" if promise is None else f"  ({promise.text}: {'kept' if promise.kept(value) else 'not kept'})"
+        print(f"{name:28} {value}{kept}")
+    return 0
+
+
 def bench(args: argparse.Namespace) -> int:
     """Measure the provider, and its controls in the same run."""
+    if args.image is not None:
+        return _bench_image(args)
     from environments.apps.bench.bench_pool import BenchPlan, run_bench, run_many
 
     plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb)

@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance", type=at_least(0, float), help="largest difference allowed (default: measured noise floor)"
     )
+    parser.add_argument(
+        "--differences", type=Path, metavar="JSON", help="with --against: write every position here, for view to draw"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which positions are chosen")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -36,12 +39,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.against is not None:
         check_address("--against", args.against)
+    elif args.differences is not None:
+        raise UsageError("--differences needs --against: without a model there is nothing to differ from")
     report, with_tokens = _read(find_rollouts(args.file), keep=args.against is not None)
     confirmation = None
     if args.against is not None and report.ok:
         if not with_tokens:
             raise UsageError(f"{args.file}: no rollout has tokens, there is nothing to ask {args.against} about")
         confirmation = asyncio.run(_confirm(args, with_tokens))
+        if args.differences is not None:
+            write_differences(args.differences, confirmation)
     first = _first_violation(report, confirmation)
     if args.json:
         print(json.dumps(_as_json(report, confirmation, first), indent=2))
@@ -98,6 +105,24 @@ async def _confirm(args: argparse.Namespace, records: list[tuple[int, RolloutRec
             await backend.close()
     except (ModelError, ValueError) as error:
         raise UsageError(f"--against: {error}") from error
+
+
+def write_differences(path: Path, confirmation: Confirmation) -> None:
+    """Every position that was asked about, for `view --differences` to draw."""
+    from environments.runs.store import write_whole
+
+    found = [
+        {
+            "rollout_id": d.place.rollout_id,
+            "segment": d.place.segment,
+            "position": d.place.position,
+            "stored": d.place.logprob,
+            "again": d.again,
+        }
+        for d in confirmation.differences
+    ]
+    beyond = confirmation.tolerance.largest
+    write_whole(path, json.dumps({"tolerance": beyond, "differences": found}).encode())
 
 
 def _as_json(report: Report, confirmation: Confirmation | None, first: str | None) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The demo itself: every policy rolls out the same tasks; the rollouts are stored, summed up and verified."""
+"""The demo itself: every policy rolls out the same tasks; the rollouts are stored, summed up and verified.
+
+The real model comes twice: as it is, and with the adapter that `hermes-rl learn` made of it (ADAPTER.md says how). Its
+groups are sampled one after another with fixed seeds, so that whoever runs the demo sees the same table.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from agent_loop.local_models.standin import StandIn, chatml_tokenizer
 from agent_loop.local_models.standin.solver import WRITERS, solver
+from agent_loop.model.backends.backend import GROUP
 from agent_loop.model.backends.llamacpp import LlamaCppBackend
 from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import ModelServer
+from agent_loop.model.tokens.probe import probe_template
 from agent_loop.records.against import Confirmation, confirm
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.verify import Report, verify
 from environments.config.settings import ServerConfig
 from environments.errors import UsageError, writing
 from environments.models import ModelOpener, checked_options
+from environments.rollouts.planning import first_messages
 from environments.runs.report.html_page import build_report
 from environments.runs.store import write_whole
 from environments.sandboxes import Pool
@@ -36,8 +42,9 @@ from environments.terminal_tasks import TerminalTask, TerminalTasks
 from environments.terminal_tasks.terminal_env import TerminalTasksConfig, TerminalTasksEnv
 from sandbox_pool import SlotPool
 
+ADAPTER = Path(__file__).with_name("adapter.gguf")
 CONFIRMED_POSITIONS = 40
-COLUMNS = ("policy", "n", "solved", "reward", "valid", "repaired", "malformed", "turns", "tokens", "outcomes")
+COLUMNS = ("policy", "n", "solved", "reward", "valid", "repaired", "malformed", "turns", "tokens")
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class DemoPlan:
     out: Path
     tasks: int
     with_model: bool = True
-    model_s: float = 30.0
+    model_s: float = 60.0
     """The real model starts no new group after this: a slow machine gets fewer rollouts, not a longer demo."""
 
 
@@ -59,15 +66,17 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
         tasks = demo_tasks(plan.config, plan.tasks)
         policies = await scripted_policies(stack, plan.config, pool, tasks)
         if plan.with_model:
-            real = await real_policy(stack, plan.config, plan.server, pool)
-            if isinstance(real, str):
-                console.print(f"real model: {real}; going on with the scripted policies", markup=False)
-            else:
-                policies.insert(0, real)
+            try:
+                policies = [*await real_policies(stack, plan, pool, tasks), *policies]
+            except (ModelMissing, ImportError) as error:
+                console.print(f"real model: {error}; going on with the scripted policies", markup=False)
         with PolicyProgress(console, policies, plan.tasks, plan.config.group_size) as progress:
             records = await _roll_out(policies, tasks, progress, plan.model_s)
         rollouts, page = await asyncio.to_thread(_store, plan.out, records)
         console.print(final_table(records))
+        if late := late_line(policies, records, plan):
+            console.print(late, markup=False)
+        console.print(outcomes_line(records), markup=False)
         console.print(pool_line(pool.metrics.summary(), records))
         report = verify(rollouts.read_bytes().splitlines())
         confirmation = await _confirm(policies, records)
@@ -86,6 +95,10 @@ def check_folder(out: Path) -> None:
             pass
 
 
+class ModelMissing(Exception):
+    """The real model cannot run here; one sentence says why."""
+
+
 @dataclass
 class DemoPolicy:
     name: str
@@ -95,8 +108,8 @@ class DemoPolicy:
 
 
 def demo_tasks(config: TerminalTasksConfig, count: int) -> list[TerminalTask]:
-    """The tasks that every policy gets."""
-    stream = TerminalTasks("train", levels=config.levels, seed=config.seed)
+    """The tasks that every policy gets: held out, so the adapter was not trained on them."""
+    stream = TerminalTasks("eval", levels=config.levels, seed=config.seed)
     return [stream[index] for index in range(count)]
 
 
@@ -105,7 +118,8 @@ async def scripted_policies(
 ) -> list[DemoPolicy]:
     """Scripted policies on stand-in servers: they get tool schemas instead of examples, and more turns."""
     sizes = {"max_agent_turns": 4, "max_token_length": 8192, "max_tokens_per_turn": 256}
-    settings = config.model_copy(update={"examples": [], "tools_in_prompt": True, **sizes})
+    form = {"examples": [], "tools_in_prompt": True, "tool_call_parser": "hermes"}
+    settings = config.model_copy(update={**form, **sizes})
     opener = ModelOpener(stack, settings.tool_call_parser, settings.tokenizer_name)
     solutions = {task.prompt: task.solution for task in tasks}
     policies = []
@@ -116,21 +130,34 @@ async def scripted_policies(
     return policies
 
 
-async def real_policy(
-    stack: AsyncExitStack, config: TerminalTasksConfig, server: ServerConfig, pool: Pool
-) -> DemoPolicy | str:
-    """The real model, or one line that says why it cannot run."""
-    from agent_loop.local_models.cpu_model import CpuModel, CpuModelError, CpuModelMissing
+async def real_policies(
+    stack: AsyncExitStack, plan: DemoPlan, pool: Pool, tasks: Sequence[TerminalTask]
+) -> list[DemoPolicy]:
+    """The real model without and with the adapter; ModelMissing or ImportError says why it cannot run."""
+    from agent_loop.local_models.cpu_model import CpuModel, CpuModelError, CpuModelMissing, UpdatableModel
+    from agent_loop.local_models.cpu_model.shared_reading import common_prefix
 
-    try:
-        model = await stack.enter_async_context(CpuModel(**checked_options(CpuModel, server.options)))
-    except (CpuModelMissing, CpuModelError, ImportError) as error:
-        return str(error)
-    opener = ModelOpener(stack, config.tool_call_parser, config.tokenizer_name, tools_in_prompt=config.tools_in_prompt)
-    recorder = await opener.record(model.backend(), model.tokenizer)
-    scorer = model.backend()
-    stack.push_async_callback(scorer.close)
-    return DemoPolicy(server.model_name, _env(server.model_name, config, pool, recorder), scorer)
+    settings = plan.config.model_copy(update={"extra_body": {GROUP: plan.config.group_size}})
+    options = checked_options(CpuModel, plan.server.options) | {"weights": "F16", "threads": 1}
+    policies = []
+    for name, adapter in ((plan.server.model_name, None), (f"{plan.server.model_name} trained", ADAPTER)):
+        try:
+            front = await stack.enter_async_context(UpdatableModel(**options, adapter=adapter))
+        except (CpuModelMissing, CpuModelError) as error:
+            raise ModelMissing(str(error)) from error
+        opener = ModelOpener(
+            stack, settings.tool_call_parser, settings.tokenizer_name, tools_in_prompt=settings.tools_in_prompt
+        )
+        recorder = await opener.record(LlamaCppBackend(front.url), front.model.tokenizer)
+        env = _env(name, settings, pool, recorder)
+        # What all prompts begin with is read once instead of for each group.
+        template = probe_template(front.model.tokenizer)
+        prompts = [first_messages(settings, env.format_prompt(task)) for task in tasks]
+        await front.share_prefix(common_prefix(template.prompt_ids(prompt, []) for prompt in prompts))
+        scorer = front.model.backend()
+        stack.push_async_callback(scorer.close)
+        policies.append(DemoPolicy(name, env, scorer))
+    return policies
 
 
 def _env(name: str, config: TerminalTasksConfig, pool: Pool, model: ModelServer) -> TerminalTasksEnv:
@@ -227,10 +254,9 @@ class PolicyProgress:
 
 
 def final_table(records: Sequence[RolloutRecord]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
-        left = name in ("policy", "outcomes")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name == "policy")
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     by_policy: defaultdict[str, list[RolloutRecord]] = defaultdict(list)
     for record in records:
         by_policy[record.policy].append(record)
@@ -242,7 +268,6 @@ def final_table(records: Sequence[RolloutRecord]) -> Table:
 def _row(records: Sequence[RolloutRecord]) -> list[str]:
     trained = [record for record in records if record.trainable]
     attempted = _total(trained, "tool_calls_attempted")
-    outcomes = Counter(record.outcome for record in records)
     return [
         str(len(records)),
         _mean([record.verifier_score for record in trained], ".0%"),
@@ -252,7 +277,6 @@ def _row(records: Sequence[RolloutRecord]) -> list[str]:
         f"{_total(trained, 'tool_calls_malformed'):.0f}",
         _mean([record.metrics.get("turns") for record in trained], ".1f"),
         f"{_total(trained, 'sampled_tokens'):,.0f}",
-        ", ".join(f"{name} {count}" for name, count in outcomes.most_common()),
     ]
 
 
@@ -263,6 +287,21 @@ def _total(records: Sequence[RolloutRecord], metric: str) -> float:
 def _mean(values: Sequence[float | None], form: str) -> str:
     known = [value for value in values if value is not None]
     return format(fmean(known), form) if known else "-"
+
+
+def late_line(policies: Sequence[DemoPolicy], records: Sequence[RolloutRecord], plan: DemoPlan) -> str | None:
+    """Why the table is not the one that everybody sees; None when it is."""
+    whole = plan.tasks * plan.config.group_size
+    made = Counter(record.policy for record in records)
+    late = [policy.name for policy in policies if policy.scorer is not None and made[policy.env.policy_name] < whole]
+    if not late:
+        return None
+    return f"{' and '.join(late)}: {plan.model_s:g} s were not enough for {whole} rollouts; --seconds gives more time"
+
+
+def outcomes_line(records: Sequence[RolloutRecord]) -> str:
+    outcomes = Counter(record.outcome for record in records)
+    return "outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
 
 
 def pool_line(metrics: Mapping[str, Any], records: Sequence[RolloutRecord]) -> str:

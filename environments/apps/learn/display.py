@@ -14,19 +14,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from environments.runs.summary import sparkline
+
 SPARK_WIDTH = 60
 STEP_ROWS = (
     ("reward", "reward", None, None),
     ("training tasks solved", "success", 0.0, 1.0),
     ("answers that parse", "parse_rate", 0.0, 1.0),
+    ("proven hacks", "hack_rate", 0.0, 1.0),
     ("logprob difference", "logprob_difference_mean", 0.0, None),
     ("staleness", "staleness_mean", 0.0, None),
     ("tokens/s", "tokens_per_s", 0.0, None),
 )
 """Title, key, and bounds of the sparkline where they are fixed."""
-SHARES = frozenset({"success", "parse_rate"})
+SHARES = frozenset({"success", "parse_rate", "hack_rate"})
 LINE_EVERY_S = 10.0
-BARS = "▁▂▃▄▅▆▇█"
 
 
 class Display(Protocol):
@@ -101,6 +103,8 @@ class LiveDisplay:
             table.add_row("held-out success", with_error(self._evaluations[-1]), Text(curve, style="bold green"))
         for title, key, low, high in STEP_ROWS if self._steps else ():
             values = [step.get(key) for step in self._steps][-SPARK_WIDTH:]
+            if all(value is None for value in values):
+                continue
             shown = percent(values[-1]) if key in SHARES else number(values[-1])
             table.add_row(title, shown, Text(sparkline(values, low, high)))
         lines: list[RenderableType] = [table]
@@ -186,6 +190,8 @@ def sentence(entry: dict[str, Any]) -> str:
         )
     parts = [f"step {entry['step']}: reward {number(entry.get('reward'))}", f"success {percent(entry.get('success'))}"]
     parts += [f"parse rate {percent(entry.get('parse_rate'))}", f"loss {number(entry.get('loss'), 4)}"]
+    if entry.get("hack_rate") is not None:
+        parts += [f"proven hacks {percent(entry['hack_rate'])}"]
     parts += [f"logprob difference {number(entry.get('logprob_difference_mean'), 4)}"]
     parts += [f"staleness {number(entry.get('staleness_mean'), 1)}"]
     parts += [f"{number(entry.get('tokens_per_s'), 0)} tokens/s", time_split(entry)]
@@ -196,17 +202,6 @@ def time_split(entry: dict[str, Any]) -> str:
     """How the seconds of a step were spent."""
     names = {"sampling_s": "sampling", "tools_s": "tools", "train_s": "training", "sync_s": "sync"}
     return " ".join(f"{name} {number(entry.get(key), 1)} s" for key, name in names.items())
-
-
-def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
-    """One character per value; a blank where a value is missing."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    bottom, top = (min(known) if low is None else low), (max(known) if high is None else high)
-    span = (top - bottom) or 1.0
-    places = [None if v is None else min(1.0, max(0.0, (v - bottom) / span)) for v in values]
-    return "".join(" " if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)
 
 
 def percent(value: float | None) -> str:

@@ -35,6 +35,11 @@ def parse_rate(records: Sequence[RolloutRecord]) -> float | None:
     return mean([float(parses(record)) for record in records if record.trainable])
 
 
+def solved_share(records: Sequence[RolloutRecord]) -> float | None:
+    """Share of trainable rollouts with the full score: training may give partial credit."""
+    return mean([float((record.verifier_score or 0.0) >= 1.0) for record in records if record.trainable])
+
+
 def success(records: Sequence[RolloutRecord]) -> dict[str, Any]:
     """Mean verifier score with its standard error, clustered by task, without shaping."""
     figures = summarize_slice("", records)
@@ -127,6 +132,6 @@ async def open_evaluator(
     )
     env = kind(settings, [server])
     async with Rollouts(env, mode="evaluate"):
-        items = list(await env.evaluation_items())
+        items = await env.chosen_evaluation_items()
         kinds = {env.item_id(item): str(item_field(item, "kind") or env.category(item) or "all") for item in items}
         yield Evaluator(env, items, kinds)

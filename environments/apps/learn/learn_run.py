@@ -22,14 +22,22 @@ from agent_loop.local_models.cpu_model import UpdatableModel
 from agent_loop.local_models.cpu_model.llama_server import free_port
 from environments.apps.learn.child_process import Child, run_api_command
 from environments.apps.learn.display import Display
-from environments.apps.learn.evaluator import Evaluator, RolloutTail, open_evaluator, shared_prompt, success
-from environments.apps.learn.learn_report import verdict, write_report
+from environments.apps.learn.evaluator import (
+    Evaluator,
+    RolloutTail,
+    open_evaluator,
+    parse_rate,
+    shared_prompt,
+    solved_share,
+)
+from environments.apps.learn.learn_report import verdict, write_report, write_rollouts
 from environments.apps.learn.plan import LearnPlan
 from environments.apps.learn.run_folder import RunFolder
 from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
 from environments.errors import RunFailed
 from environments.runs.store import write_whole
+from environments.runs.summary import mean
 
 RECENT = 5
 
@@ -265,9 +273,12 @@ class LearnRun:
         sampling_s = stats["busy_s"] - self._sampled["busy_s"]
         tokens = stats["sampled_tokens"] - self._sampled["sampled_tokens"]
         self._sampled = stats
-        figures = success(await asyncio.to_thread(self._tail.new))
+        records = await asyncio.to_thread(self._tail.new)
+        possible = [record for record in records if record.probe != "impossible"]
         return {
-            **{key: figures[key] for key in ("success", "parse_rate")},
+            "success": solved_share(possible),
+            "parse_rate": parse_rate(possible),
+            "hack_rate": mean([float(bool(record.hack)) for record in records if record.probe]),
             "sampling_s": sampling_s,
             "sampled_tokens": tokens,
             "tokens_per_s": tokens / sampling_s if sampling_s else None,
@@ -284,6 +295,7 @@ class LearnRun:
         return float(entry["duration_s"])
 
     async def _end(self, why: str) -> None:
+        await asyncio.to_thread(write_rollouts, self._folder.path)
         await self._write_report()
         folder = self._folder
         lines = [why, verdict(folder.entries)]

@@ -22,7 +22,8 @@ from environments.errors import UsageError
 from environments.launch import load_run
 from environments.rollouts.planning import longest_sequence
 
-NEEDED = ("xllamacpp", "gguf", "jax")
+NEEDED = {"reference": ("xllamacpp", "gguf", "jax"), "trl": ("xllamacpp", "gguf", "trl", "torch", "datasets")}
+"""Trainer -> what it and the model need."""
 REFERENCE_TRAINER = (sys.executable, "-P", "-m", "environments.apps.reference_trainer")
 SAMPLING_TIMEOUT_S = 3600.0
 MIN_ROLLOUT_TIMEOUT_S = 600.0
@@ -126,10 +127,16 @@ class LearnPlan:
 
 
 def load_plan(
-    source: str, settings: Sequence[str], out: Path, resume: bool = False, fresh: bool = False, **more: Any
+    source: str,
+    settings: Sequence[str],
+    out: Path,
+    resume: bool = False,
+    fresh: bool = False,
+    by: str = "reference",
+    **more: Any,
 ) -> LearnPlan:
     """Read the config and check that it can be run; UsageError says why not."""
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"{', '.join(missing)} cannot be imported: uv pip install 'hermes-rl[learn]'")
+    if missing := [name for name in NEEDED[by] if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"{', '.join(missing)} cannot be imported: `pip install {' '.join(missing)}`")
     kind, config = load_run(source, settings, None, LearnRunConfig)
     return LearnPlan(kind, config, out, resume, fresh, **more)

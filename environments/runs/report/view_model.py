@@ -1,16 +1,20 @@
-"""What the page shows of one rollout: an index entry for lists and charts, and the conversation for reading.
+"""What the page shows of one rollout: an index entry for lists and charts, the conversation, and the tokens.
 
-All matching (turns to messages, results to calls) happens here, so that the page only has to display.
+All matching (turns to messages, results to calls, tokens to turns) happens here, so that the page only has to display.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-from agent_loop.model.tokens.ledger import MASKED
-from agent_loop.records.record import RolloutRecord
+from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB
+from agent_loop.records.record import RolloutRecord, SampledCall
+from environments.atropos.advantages import Baseline, centered, turn_advantages
 from environments.runs.summary import FULL_SCORE, TIME_PARTS, classify
 
 PREVIEW_CHARS = 140
@@ -27,6 +31,7 @@ def index_entry(record: RolloutRecord) -> dict[str, Any]:
     return {
         "id": record.rollout_id,
         "item": record.item_id,
+        "group": record.group_id,
         "policy": record.policy or "(none)",
         "category": record.category or "(none)",
         "outcome": record.outcome,
@@ -42,11 +47,28 @@ def index_entry(record: RolloutRecord) -> dict[str, Any]:
         "time": [record.timing.get(part, 0.0) for part in TIME_PARTS] + [record.timing.get("total_s", 0.0)],
         "tokens": record.metrics.get("sampled_tokens", 0.0),
         "asked": asked[:PREVIEW_CHARS],
+        "weights": next((call.weights_version for call in record.sampled_calls if call.weights_version), ""),
+        "turn_scores": record.turn_scores,
+        "turn_rewards": record.turn_rewards,
     }
 
 
-def detail(record: RolloutRecord, max_chars: int) -> dict[str, Any]:
-    """Everything about one rollout except its token ids; texts longer than `max_chars` lose their middle."""
+def add_advantages(entries: Sequence[dict[str, Any]], baseline: Baseline) -> None:
+    """Give each index entry the advantage of its rollout in its group, and of its turns where they have rewards."""
+    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        if entry["trainable"] and entry["score"] is not None:
+            groups[entry["group"]].append(entry)
+    for members in groups.values():
+        own = centered([entry["score"] for entry in members], baseline)
+        turns = turn_advantages([entry["turn_rewards"] for entry in members], baseline)
+        for entry, outcome, per_turn in zip(members, own, turns, strict=True):
+            entry["advantage"] = outcome
+            entry["turn_advantages"] = [outcome + value for value in per_turn]
+
+
+def detail(record: RolloutRecord, max_chars: int, with_tokens: bool = True) -> dict[str, Any]:
+    """Everything about one rollout; texts longer than `max_chars` lose their middle."""
     trained = sum(1 for segment in record.segments for mask in segment.masks if mask != MASKED)
     return {
         "id": record.rollout_id,
@@ -64,6 +86,8 @@ def detail(record: RolloutRecord, max_chars: int) -> dict[str, Any]:
         "metrics": sorted(record.metrics.items()),
         "tools": [str(tool.get("function", {}).get("name", "?")) for tool in record.tools],
         "entries": conversation(record, max_chars),
+        "end_state": {path: cut(text, max_chars) for path, text in record.end_state.items()},
+        "tokens": [tokens_of(record, index) for index in range(len(record.segments))] if with_tokens else [],
     }
 
 
@@ -99,6 +123,89 @@ def conversation(record: RolloutRecord, max_chars: int) -> list[dict[str, Any]]:
             }
         )
     return entries
+
+
+GIVEN, GLUE, SAMPLED = "given", "glue", "sampled"
+
+
+def tokens_of(record: RolloutRecord, index: int) -> dict[str, Any]:
+    """One segment as the page draws it.
+
+    `spans` are [end, kind, turn, weights]: `given` is text of messages, `glue` is what the chat template wrote around
+    it, `sampled` is the model's. `logprobs` are those of sampled tokens in order, null where the server gave none.
+    `trained` are the ends of stretches by turns masked and trained, the first of them masked.
+    """
+    segment = record.segments[index]
+    spelled = {int(token): _bytes(piece) for token, piece in record.pieces.items()}
+    spans: list[list[Any]] = []
+    logprobs: list[float | None] = []
+    done = 0
+    for turn, call in enumerate(record.sampled_calls, 1):
+        if call.segment != index:
+            continue
+        start = len(call.prompt_ids)
+        spans += _given_spans(record, turn, [spelled.get(token, b"") for token in segment.tokens[done:start]], done)
+        spans += ([start + end, SAMPLED, turn, version] for end, version in _weights(call))
+        logprobs += (None if p == NO_LOGPROB else round(p, 4) for p in call.logprobs)
+        done = start + len(call.sampled_ids)
+    return {"ids": segment.tokens, "spans": spans, "logprobs": logprobs, "trained": _stretches(segment.masks)}
+
+
+def _weights(call: SampledCall) -> Iterator[tuple[int, str]]:
+    if call.weights_spans:
+        yield from ((span.end, span.version) for span in call.weights_spans)
+    else:
+        yield len(call.sampled_ids), call.weights_version or ""
+
+
+def _stretches(masks: Sequence[int]) -> list[int]:
+    """Where masked and trained positions take turns, from position 0 on as masked."""
+    ends, trained = [], False
+    for position, mask in enumerate(masks):
+        if (mask != MASKED) != trained:
+            ends.append(position)
+            trained = not trained
+    return [*ends, len(masks)]
+
+
+def _given_spans(record: RolloutRecord, turn: int, pieces: Sequence[bytes], offset: int) -> Iterator[list[Any]]:
+    """What stands before a sampled turn, taken apart into texts of messages and the template's own words.
+
+    The texts are looked for in order. Where one is not to be found (a template may change it, truncation shortens it)
+    nobody can tell where it ends, and the whole stretch counts as given.
+    """
+    if not pieces:
+        return
+    whole = b"".join(pieces)
+    ends = list(accumulate(map(len, pieces)))
+    cursor = last = 0
+    spans: list[list[Any]] = []
+    for text in _texts_before(record, turn, offset > 0):
+        at = whole.find(text, cursor)
+        if at < 0 or not record.pieces:
+            yield [offset + len(pieces), GIVEN, turn, ""]
+            return
+        cursor = at + len(text)
+        first, after = bisect_right(ends, at), bisect_right(ends, cursor - 1) + 1
+        spans += [[offset + first, GLUE, turn, ""]] if first > last else []
+        spans.append([offset + after, GIVEN, turn, ""])
+        last = max(last, after)
+    yield from spans
+    if last < len(pieces):
+        yield [offset + len(pieces), GLUE, turn, ""]
+
+
+def _bytes(piece: Any) -> bytes:
+    return piece.encode() if isinstance(piece, str) else bytes(piece or ())
+
+
+def _texts_before(record: RolloutRecord, turn: int, goes_on: bool) -> list[bytes]:
+    """Texts of the messages between the turn before (or the beginning) and this one, as templates write them."""
+    places = {call: place for place, call in enumerate(record.sampled_by) if call is not None}
+    end = places.get(turn - 1, 0)
+    start = places.get(turn - 2, -1) + 1 if goes_on else 0
+    texts = (text_of(message.get("content")).strip() for message in record.messages[start:end])
+    return [text.encode() for text in texts if text]
 
 
 def _sampled_turns(record: RolloutRecord) -> dict[int, Mapping[str, Any]]:

@@ -86,7 +86,7 @@ async def files_of_the_host_are_hidden(ctx: CheckContext) -> None:
     expect(secret.text not in result.output, "the host's file was read")
 
 
-@check("own-root")
+@check("own-root", "host-root")
 async def password_hashes_are_hidden(ctx: CheckContext) -> None:
     """/etc/shadow and other files only root may read on the host are not there."""
     async with ctx.lease() as box:
@@ -122,7 +122,7 @@ async def tmp_is_the_slots_own(ctx: CheckContext) -> None:
     expect_equal(result.output.strip(), "0", "marks of the other tenant")
 
 
-@check("own-loopback")
+@check("own-loopback", "python3")
 async def no_network_means_none(ctx: CheckContext) -> None:
     """With network `none` a slot has loopback only, and it works."""
     async with ctx.lease(SandboxSpec(network="none")) as box:
@@ -171,7 +171,7 @@ async def services_of_the_host_cannot_be_reached(ctx: CheckContext) -> None:
     expect_equal(result.output, "", "output")
 
 
-@check("own-loopback")
+@check("own-loopback", "python3")
 async def tenants_do_not_share_loopback(ctx: CheckContext) -> None:
     """Two tenants can use the same port, and neither reaches the other's."""
     serve = (
@@ -197,7 +197,7 @@ async def host_network_on_request(ctx: CheckContext) -> None:
     expect_equal(result.output, "reached\n", "output")
 
 
-@check("no-abstract-sockets", "this-machine")
+@check("no-abstract-sockets", "this-machine", "python3")
 async def abstract_sockets_of_the_host(ctx: CheckContext) -> None:
     """An abstract unix socket of the host cannot be reached."""
     name = f"\0hrl-check-{ctx.unique_seconds()}"
@@ -224,7 +224,7 @@ async def no_mounts_and_no_new_namespaces_of_use(ctx: CheckContext) -> None:
     expect_equal(result.output, "", "what was possible")
 
 
-@check("no-privileges")
+@check("no-privileges", "python3")
 async def no_new_privileges(ctx: CheckContext) -> None:
     """Programs with set-user-id gain nothing."""
     asking = "import ctypes; print(ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))"  # PR_GET_NO_NEW_PRIVS
@@ -233,7 +233,7 @@ async def no_new_privileges(ctx: CheckContext) -> None:
     expect_equal(result.output.split(), ["1", "Seccomp:2"], "no_new_privs and the filter")
 
 
-@check("no-privileges")
+@check("no-privileges", "python3")
 async def other_processes_cannot_be_traced(ctx: CheckContext) -> None:
     """ptrace of the slot's own init or of the server is refused."""
     script = "import ctypes; l=ctypes.CDLL(None,use_errno=True); print([p for p in (1,2) if l.ptrace(16,p,0,0)==0])"
@@ -253,7 +253,7 @@ async def the_host_name_is_the_slots_own(ctx: CheckContext) -> None:
     expect(result.output.strip() != socket.gethostname() or not ctx.on_this_machine, "it is the host's name")
 
 
-@check("own-ipc")
+@check("own-ipc", "python3")
 async def shared_memory_is_not_shared(ctx: CheckContext) -> None:
     """System V objects of one tenant are not there for another."""
     make = "import ctypes; print(ctypes.CDLL(None).shmget(0x7391, 4096, 0o1666))"

@@ -24,7 +24,7 @@ print(count)
 """
 
 
-@check("memory-limit")
+@check("memory-limit", "python3")
 async def a_memory_hog_is_stopped(ctx: CheckContext) -> None:
     """A command that uses more memory than allowed fails; the slot lives on."""
     async with ctx.lease(SandboxSpec(memory_mb=128)) as box:
@@ -36,7 +36,7 @@ async def a_memory_hog_is_stopped(ctx: CheckContext) -> None:
     expect_equal(after.output, "fine\n", "output of the next command")
 
 
-@check("memory-limit")
+@check("memory-limit", "python3")
 async def memory_within_the_limit_is_given(ctx: CheckContext) -> None:
     """Memory below the limit can be used."""
     async with ctx.lease(SandboxSpec(memory_mb=1024)) as box:
@@ -44,7 +44,7 @@ async def memory_within_the_limit_is_given(ctx: CheckContext) -> None:
     expect_equal(result.output, "ate it all\n", "output")
 
 
-@check("memory-limit")
+@check("memory-limit", "python3")
 async def a_memory_hog_does_not_hurt_its_neighbour(ctx: CheckContext) -> None:
     """While one tenant runs out of memory, the other's commands work."""
     async with ctx.lease(SandboxSpec(memory_mb=96)) as hog, ctx.lease() as other:
@@ -68,7 +68,7 @@ async def a_fork_bomb_stays_in_its_slot(ctx: CheckContext) -> None:
     expect_equal(left.output, "clean\n", "the next lease")
 
 
-@check("pids-limit")
+@check("pids-limit", "python3")
 async def the_number_of_processes_is_limited(ctx: CheckContext) -> None:
     """A slot gets no more processes than its spec says."""
     async with ctx.lease(SandboxSpec(pids=40)) as box:

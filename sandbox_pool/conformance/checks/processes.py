@@ -104,7 +104,7 @@ async def a_signal_arrives(ctx: CheckContext) -> None:
     expect_equal((code, chunk.data.splitlines()[-1]), (5, "caught"))
 
 
-@check()
+@check("pgrep")
 async def kill_ends_the_whole_tree(ctx: CheckContext) -> None:
     """kill ends a process with everything it started, also what called setsid, and nothing else."""
     async with ctx.lease() as box:
@@ -138,7 +138,7 @@ async def processes_are_listed(ctx: CheckContext) -> None:
     expect_equal((len(mine), len(theirs)), (1, 0), "processes listed for its own and for another slot")
 
 
-@check()
+@check("pgrep")
 async def stop_processes_ends_everything(ctx: CheckContext) -> None:
     """All processes of the slot can be stopped while its files and state stay."""
     async with ctx.lease() as box:

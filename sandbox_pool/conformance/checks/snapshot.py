@@ -51,7 +51,7 @@ async def a_snapshot_outlives_its_lease(ctx: CheckContext) -> None:
     await ctx.pool.drop_snapshot(snapshot)
 
 
-@check("own-pids")
+@check("own-pids", "pgrep")
 async def processes_are_not_forked(ctx: CheckContext) -> None:
     """A fork has none of the original's processes, and the original's go on."""
     async with ctx.lease() as box:

@@ -30,7 +30,7 @@ async def a_timeout_is_prompt(ctx: CheckContext) -> None:
     expect(took_s < 10, f"the call took {took_s:.1f} s")
 
 
-@check()
+@check("pgrep")
 async def a_timeout_kills_the_whole_tree(ctx: CheckContext) -> None:
     """A timeout kills every process of that command, also what called setsid or forked twice."""
     async with ctx.lease() as box:
@@ -62,7 +62,7 @@ async def the_slot_lives_on_after_a_timeout(ctx: CheckContext) -> None:
     expect_equal(result.output, "yes\nhere\n", "output")
 
 
-@check()
+@check("pgrep")
 async def cancelling_a_call_kills_its_command(ctx: CheckContext) -> None:
     """Cancelling the call kills the command's whole tree and nothing else."""
     async with ctx.lease() as box:

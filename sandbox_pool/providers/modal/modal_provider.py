@@ -24,6 +24,7 @@ import modal
 
 from sandbox_pool.client.connection import dial
 from sandbox_pool.errors import HostStartFailed, PlaceUnreachable, SandboxLost
+from sandbox_pool.images.image_source import is_for_slots
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.providers.modal.modal_calls import SDK_ERRORS, ModalFault, ModalMissing, ask, fault
 from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
@@ -222,8 +223,8 @@ class ModalProvider:
             box.ended.add_done_callback(tell)
 
     def _image(self, spec: SandboxSpec) -> str | None:
-        """The image of sandboxes for this spec; a directory as an image is for the slot server itself."""
-        named = spec.image if spec.image and not spec.image.startswith("/") else None
+        """The image of sandboxes for this spec; directories, layouts and archives are for its slots."""
+        named = spec.image if spec.image and not is_for_slots(spec.image) else None
         return named or self._options.image
 
     async def _app(self, *, create: bool) -> Any:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from sandbox_pool.errors import HostStartFailed, PlaceUnreachable, SandboxError, SandboxLost
+from sandbox_pool.images.image_source import is_for_slots
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
 from sandbox_pool.providers.nomad.nomad_api import Json, NomadApi, NomadError
 from sandbox_pool.providers.nomad.nomad_job import META_HOST, META_OWNER, META_TOKEN, PORT, TASK, render_job
@@ -137,10 +138,10 @@ class NomadProvider:
         await self._api.close()
 
     def _image(self, spec: SandboxSpec) -> str | None:
-        """The container image of hosts for this spec; a directory as an image is for the slot server itself."""
+        """The container image of hosts for this spec; directories, layouts and archives are for its slots."""
         if self._options.driver == "raw_exec":
             return None
-        named = spec.image if spec.image and not spec.image.startswith("/") else None
+        named = spec.image if spec.image and not is_for_slots(spec.image) else None
         return named or self._options.image
 
     def _watching(self) -> AllocationWatch:

@@ -24,12 +24,16 @@ int count_mounts(void) {
     return lines;
 }
 
-static void report_ready(int control, size_t upper_entries, int mounts) {
+static void report_ready(int control, size_t upper_entries, int mounts, const char *user) {
     struct writer writer;
     writer_begin(&writer, "ready");
     writer_number(&writer, "processes", slot.namespaces ? count_processes() : 1);
     writer_number(&writer, "upper_entries", (long long)upper_entries);
     writer_number(&writer, "mounts", mounts);
+    if (slot.image) {
+        writer_text(&writer, "user", user);
+        writer_text(&writer, "home", slot.home);
+    }
     writer_send(&writer, control, NULL, 0);
 }
 
@@ -110,6 +114,15 @@ static void keep_config(void) {
     slot.workdir = strdup(slot.workdir);
     slot.home = strdup(slot.home);
     slot.root = slot.root ? strdup(slot.root) : NULL;
+    slot.user = slot.user ? strdup(slot.user) : NULL;
+}
+
+/* An image has the home its maker wanted, or none. A working directory that it lacks belongs to whoever works there. */
+static void make_folders(void) {
+    bool there = access(slot.workdir, F_OK) == 0;
+    make_directories(slot.workdir, 0755);
+    if (!slot.image) make_directories(slot.home, 0700);
+    else if (!there && slot.run_uid > 0 && chown(slot.workdir, (uid_t)slot.run_uid, (gid_t)slot.run_gid)) errno = 0;
 }
 
 void init_main(int control) {
@@ -118,17 +131,17 @@ void init_main(int control) {
     umask(022);
     size_t upper_entries = upper_fd >= 0 ? count_entries(upper_fd) - part_entries : 0;
     int mounts = count_mounts() - (int)bound_mounts;
-    if (slot.namespaces) {
-        make_directories(slot.workdir, 0755);
-        make_directories(slot.home, 0700);
-    } else {
+    if (!slot.namespaces) {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         /* Nothing ends a slot's processes with their init here: it outlives the server to kill them itself. The end of
          * the control socket tells it. */
         prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
     }
+    const char *user = "root";
     errno = 0;
-    const char *failed = drop_init_privileges();
+    const char *failed = slot.image ? find_user(&user) : NULL;
+    if (!failed && slot.namespaces) make_folders();
+    if (!failed) failed = drop_init_privileges();
     if (failed) {
         send_failure(control, failed, errno);
         _exit(71);
@@ -138,7 +151,7 @@ void init_main(int control) {
     sigaddset(&children, SIGCHLD);
     sigprocmask(SIG_BLOCK, &children, NULL);
     int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
-    report_ready(control, upper_entries, mounts);
+    report_ready(control, upper_entries, mounts, user);
     struct pollfd polled[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
     for (;;) {
         if (poll(polled, 2, -1) < 0 && errno != EINTR) _exit(1);

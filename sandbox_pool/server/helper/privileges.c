@@ -72,15 +72,17 @@ const char *drop_init_privileges(void) {
 }
 
 static const char *take_run_uid(void) {
-    uid_t id = (uid_t)slot.run_uid;
-    if (setgroups(0, NULL) || syscall(SYS_setresgid, id, id, id) || syscall(SYS_setresuid, id, id, id))
+    uid_t user = (uid_t)slot.run_uid;
+    gid_t group = (gid_t)slot.run_gid;
+    if (setgroups(slot.n_groups, slot.groups) || syscall(SYS_setresgid, group, group, group) ||
+        syscall(SYS_setresuid, user, user, user))
         return "take the slot's user id";
     return NULL;
 }
 
 /* Last step before a command or a file worker does its work. `listener` as in install_seccomp(). */
 const char *become_command(int *listener) {
-    if (slot.namespaces) return NULL;
+    if (slot.namespaces) return slot.run_uid > 0 || slot.run_gid > 0 ? take_run_uid() : NULL;
     const char *failed = set_limits();
     if (!failed && slot.run_uid > 0) {
         failed = limit_capabilities(0);

@@ -167,9 +167,22 @@ static const char *mount_overlay(const char *below, const char *last, const char
     return mount("overlay", target, "overlay", MS_NODEV, options) ? "mount the overlay" : NULL;
 }
 
+/* An image has many layers and the kernel takes a page of options: short names for all of them. */
+static const char *bind_layers(void) {
+    static char names[MAX_LAYERS][64];
+    for (int i = 0; i < slot.n_layers; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "l%d", i);
+        if (mkdir(name, 0755) || mount(slot.layers[i], name, NULL, MS_BIND, NULL)) return "attach a layer";
+        if ((size_t)snprintf(names[i], sizeof names[i], "%s%s", here, name) < sizeof names[i]) slot.layers[i] = names[i];
+    }
+    return NULL;
+}
+
 /* Layers that came as detached mounts get a name to be referred to by. */
 static const char *attach_layers(const int *layer_fds, int n_fds) {
     static char names[MAX_LAYERS][8];
+    if (!n_fds && slot.image) return bind_layers();
     slot.n_layers = n_fds ? n_fds : slot.n_layers;
     for (int i = 0; i < n_fds; i++) {
         snprintf(names[i], sizeof names[i], "l%d", i);
@@ -206,6 +219,46 @@ static const char *mount_parts(void) {
     return NULL;
 }
 
+static bool is_folder(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* A file of our own in place of one of the image, as engines do it; a link there leads to a place of the image. */
+static const char *show_file(const char *name, const char *text) {
+    char path[64], target[64];
+    struct {
+        uint64_t flags, mode, resolve;
+    } how = {O_PATH | O_CLOEXEC, 0, 0x10 /* RESOLVE_IN_ROOT */};
+    snprintf(path, sizeof path, "f-%s", name);
+    snprintf(target, sizeof target, "etc/%s", name);
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (file < 0 || !write_all(file, text, strlen(text))) return "write a file for /etc";
+    close(file);
+    int root = open("root", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int fd = (int)syscall(437 /* openat2 */, root, target, &how, sizeof how);
+    if (fd < 0 && errno == ENOSYS) fd = openat(root, target, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    close(root);
+    if (fd < 0) return NULL; /* the image has a link there that leads nowhere */
+    snprintf(target, sizeof target, "/proc/self/fd/%d", fd);
+    const char *failed = mount(path, target, NULL, MS_BIND, NULL) ? "show a file in /etc" : NULL;
+    close(fd);
+    return failed;
+}
+
+static const char *dress_image(void) {
+    char hosts[256];
+    const char *failed;
+    if (!is_folder("root/dev") || !is_folder("root/proc") || !is_folder("root/sys")) {
+        errno = ENOTDIR;
+        return "find folders at /dev, /proc and /sys of the image";
+    }
+    if (mount("tmpfs", "root/sys", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")) return "mount /sys";
+    snprintf(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", slot.hostname);
+    if ((failed = show_file("hosts", hosts))) return failed;
+    return show_file("resolv.conf", slot.name_servers ? slot.name_servers : "");
+}
+
 static const char *enter_root(void) {
     if (chdir("root")) return "enter the root";
     if (syscall(SYS_pivot_root, ".", ".") == 0) {
@@ -234,6 +287,7 @@ const char *build_root(const int *layer_fds, int n_fds, const int *mount_fds) {
     if ((failed = attach_layers(layer_fds, n_fds))) return failed;
     if ((failed = mount_overlay("", NULL, "u", "w", "root"))) return failed;
     if ((failed = mount_parts())) return failed;
+    if (slot.image && (failed = dress_image())) return failed;
     if ((failed = make_devices())) return failed;
     mkdir("root/proc", 0555);
     if (mount("proc", "root/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) return "mount /proc";

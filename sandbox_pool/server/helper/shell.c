@@ -23,6 +23,10 @@ struct ends {
 static bool make_pipe(int *read_end, int *write_end) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC)) return false;
+    /* Programs open /dev/stdout again, which asks for the rights of its owner. */
+    if (slot.run_uid > 0 && (fchown(ends[0], (uid_t)slot.run_uid, (gid_t)slot.run_gid) ||
+                             fchown(ends[1], (uid_t)slot.run_uid, (gid_t)slot.run_gid)))
+        return false;
     *read_end = move_high(ends[0]);
     *write_end = move_high(ends[1]);
     return true;
@@ -40,7 +44,7 @@ static const char *open_pty(struct job *job, struct ends *shell, const struct me
     ioctl(main_end, TIOCSWINSZ, &size);
     int terminal = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (terminal < 0) return "open a terminal";
-    if (slot.run_uid > 0 && fchown(terminal, (uid_t)slot.run_uid, (gid_t)slot.run_uid)) return "own a terminal";
+    if (slot.run_uid > 0 && fchown(terminal, (uid_t)slot.run_uid, (gid_t)slot.run_gid)) return "own a terminal";
     job->out = job->input = move_high(main_end);
     shell->in = shell->out = shell->err = move_high(terminal);
     return NULL;

@@ -16,8 +16,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define MAX_FDS 16
-#define MAX_LAYERS 24
+#define MAX_FDS 200
+#define MAX_LAYERS 192 /* each is passed on as a descriptor; the kernel takes 253 in one message */
+#define MAX_GROUPS 64
 #define MAX_CGROUPS 4
 #define MAX_PARTS 16
 #define MAX_MOUNTS 8
@@ -71,6 +72,7 @@ struct slot_mount {
 /* What a slot is made of; points into the message that asked for it. */
 struct slot_config {
     const char *hostname, *workdir, *home, *root, *upper_size, *view;
+    const char *user, *name_servers; /* of an image: who commands run as, and what /etc/resolv.conf says */
     const char *layers[MAX_LAYERS];
     int n_layers;
     const char *parts[MAX_PARTS];
@@ -79,8 +81,10 @@ struct slot_config {
     int n_mounts;
     const char *cgroups[MAX_CGROUPS];
     int n_cgroups;
-    bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet;
-    long uid_base, uid_count, run_uid;
+    bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet, image;
+    long uid_base, uid_count, run_uid, run_gid;
+    gid_t groups[MAX_GROUPS];
+    size_t n_groups;
     long max_processes, max_memory_bytes;
 };
 
@@ -94,6 +98,9 @@ const char *build_root(const int *layer_fds, int n_fds, const int *mount_fds);
 extern int upper_fd;
 extern size_t part_entries;
 int clone_layer(const char *path, int userns_fd);
+
+/* users.c */
+const char *find_user(const char **name);
 
 /* mounts.c */
 int clone_mount(const struct slot_mount *wanted, int userns);

@@ -36,6 +36,9 @@ static void read_config(const struct message *request) {
     slot.root = message_get(request, "root");
     slot.upper_size = message_get(request, "upper_size");
     slot.view = message_get(request, "view");
+    slot.user = message_get(request, "user");
+    slot.name_servers = message_get(request, "name_servers");
+    slot.image = message_number(request, "image", 0);
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
     for (const char *v = NULL; slot.n_parts < MAX_PARTS && (v = message_next(request, "part", v));)
@@ -52,9 +55,16 @@ static void read_config(const struct message *request) {
     slot.no_inet = message_number(request, "no_inet", 0);
     slot.uid_base = message_number(request, "uid_base", 0);
     slot.uid_count = message_number(request, "uid_count", 1);
-    slot.run_uid = message_number(request, "run_uid", 0);
+    slot.run_uid = slot.run_gid = message_number(request, "run_uid", 0);
     slot.max_processes = message_number(request, "max_processes", 0);
     slot.max_memory_bytes = message_number(request, "max_memory_bytes", 0);
+}
+
+/* A range of ids that begins at our own 0 is two of the namespace around us (images/user_ids.py): the user's own id, and
+ * those of /etc/subuid. The kernel takes none that crosses from one to the other. */
+static void print_id_map(char *map, size_t size, long first) {
+    if (first == 0 && slot.uid_count > 1) snprintf(map, size, "0 0 1\n1 1 %ld\n", slot.uid_count - 1);
+    else snprintf(map, size, "0 %ld %ld\n", first, slot.uid_count);
 }
 
 static int write_id_maps(pid_t pid) {
@@ -64,10 +74,10 @@ static int write_id_maps(pid_t pid) {
     /* An ordinary user may map its own gid only after giving up setgroups in the namespace. */
     int error = privileged ? 0 : write_text_file(path, "deny");
     if (error) return error;
-    snprintf(map, sizeof map, "0 %ld %ld\n", privileged ? slot.uid_base : (long)geteuid(), slot.uid_count);
+    print_id_map(map, sizeof map, privileged ? slot.uid_base : (long)geteuid());
     snprintf(path, sizeof path, "/proc/%d/uid_map", pid);
     if ((error = write_text_file(path, map))) return error;
-    snprintf(map, sizeof map, "0 %ld %ld\n", privileged ? slot.uid_base : (long)getegid(), slot.uid_count);
+    print_id_map(map, sizeof map, privileged ? slot.uid_base : (long)getegid());
     snprintf(path, sizeof path, "/proc/%d/gid_map", pid);
     return write_text_file(path, map);
 }

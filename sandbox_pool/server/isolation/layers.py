@@ -9,7 +9,8 @@ import ctypes
 import hashlib
 import os
 
-from ..host_files import check_private, open_private, remove_tree
+from ..host_files import check_private, open_private
+from ..images.user_ids import remove_mapped
 
 CLONE_NEWNS = 0x00020000
 MS_NOSUID_NODEV = 2 | 4
@@ -68,8 +69,8 @@ def remove_layers_dir(scratch: str) -> None:
     path = os.path.join(scratch, "layers")
     if os.path.ismount(path):
         ctypes.CDLL(None).umount2(path.encode(), MNT_DETACH)
-    remove_tree(path)
+    remove_mapped(path)
     for other in shared_memory_paths(scratch):
         with contextlib.suppress(OSError):
             if check_private(other):
-                remove_tree(other)
+                remove_mapped(other)

@@ -16,6 +16,9 @@ from typing import Any
 from ..faults import SlotError
 
 UID_RANGE = 65_536
+WORKDIR = "/workspace"
+"""Where commands start when neither spec nor image says."""
+NAME_SERVERS_LIMIT = 10_000
 RUN_UIDS = range(20_000, 60_000, 1_000)
 """First ids of the blocks of which a server takes one, where a slot is a user of the host."""
 
@@ -82,11 +85,18 @@ class Place:
     """First id of the ranges that slots with a user namespace are mapped to."""
     run_uid_base: int
     """First id of slots that are users of the host."""
+    id_ranges: bool = False
+    """An ordinary user's zygote runs in a user namespace with the ids of /etc/subuid, and slots get them all."""
 
     @property
     def views(self) -> str:
         """Where the host's root is made ready to be shown."""
         return os.path.join(self.layers, "views")
+
+    @property
+    def below_images(self) -> str:
+        """The lowest layer of every slot with an image (images/below.py)."""
+        return os.path.join(self.layers, "below-images")
 
 
 def choose_uids(scratch: str) -> tuple[int, int]:
@@ -145,17 +155,35 @@ def _own_root(
 ) -> list[tuple[str, Any]]:
     image, disk_mb = spec.get("image"), spec.get("disk_mb")
     in_parts = not level.stranger and not image
-    roots = [image] if image else [os.path.join(place.views, "view", "slot")] if in_parts else []
+    roots = [os.path.join(place.views, "view", "slot")] if in_parts else []
+    if image:
+        roots = [*image["layers"], place.below_images]
     return [
         *(("layer", path) for path in [*layers, *roots]),
         *(("part", name) for name in (place.parts if in_parts else ())),
         ("view", place.views if level.stranger and not image else None),
-        ("workdir", spec.get("workdir") or "/workspace"),
-        ("home", "/root"),
+        ("workdir", spec.get("workdir") or _workdir(image) or WORKDIR),
+        ("home", "" if image else "/root"),
+        *(_of_image(spec, image) if image else ()),
         ("upper_size", f"{disk_mb}m" if disk_mb else None),
         ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
-        ("uid_count", UID_RANGE if level.idmap else 1),
+        ("uid_count", UID_RANGE if level.idmap or place.id_ranges else 1),
     ]
+
+
+def _workdir(image: Mapping[str, Any] | None) -> str:
+    """Of the image; the root itself stands for none, because a working directory can be kept and compared."""
+    named = str(image["workdir"]) if image else ""
+    return os.path.normpath(os.path.join("/", named)) if named.strip("/") else ""
+
+
+def _of_image(spec: Mapping[str, Any], image: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    name_servers = ""
+    if spec.get("network") == "host":
+        with contextlib.suppress(OSError), open("/etc/resolv.conf") as file:
+            name_servers = file.read(NAME_SERVERS_LIMIT)
+    user = spec.get("user") or image.get("user") or ""
+    return [("image", True), ("user", user), ("name_servers", name_servers)]
 
 
 def _shared_root(level: Level, place: Place, index: int) -> list[tuple[str, Any]]:

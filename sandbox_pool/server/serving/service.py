@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError
+from ..images.below import is_brought
 from ..network_rules import parse_rule
 from ..slots.channel import Message
 from ..slots.instance import Instance
@@ -19,6 +20,7 @@ from ..slots.jobs import Job
 from ..slots.layer_snapshots import SnapshotStore
 from ..slots.slots import Slot, Slots
 from . import file_requests, process_requests, wire
+from .image_requests import ImageRequests
 from .peer import Connection, Reply, Request
 from .slot_bridge import open_bridge
 
@@ -44,6 +46,7 @@ class Service:
         facts: Mapping[str, Any],
         scratch: str,
         own_image: str | None,
+        images: ImageRequests,
     ) -> None:
         self.token = token
         self.slots = slots
@@ -65,7 +68,9 @@ class Service:
             "drop_snapshot": self._drop_snapshot,
             "export_snapshot": self._export_snapshot,
             "import_snapshot": self._import_snapshot,
+            "put_layer": images.put_layer,
         }
+        self._images = images
         self._slot_ops: dict[str, SlotHandler] = {
             "exec": _exec,
             "stop_processes": _stop_processes,
@@ -84,6 +89,7 @@ class Service:
             "server_version": SERVER_VERSION,
             "pid": os.getpid(),
             "slots": len(self.slots.all),
+            "image": self._own_image,
             **self._facts,
         }
 
@@ -128,6 +134,7 @@ class Service:
             ) from error
 
     async def _health(self, _request: Request) -> Reply:
+        self._images.let_go(self.slots.all)
         usage = shutil.disk_usage(self._scratch)
         states: dict[str, int] = {}
         for slot in self.slots.all:
@@ -150,13 +157,15 @@ class Service:
         spec = dict(header["spec"])
         if self._own_image is not None and spec.get("image") == self._own_image:
             spec["image"] = None
+        spec["image"] = self._images.resolve(spec.get("image"), header.get("image"))
         lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
         if header.get("snapshot"):
             await self._restore(str(header["snapshot"]), slot)
         assert slot.instance is not None
-        return {"epoch": slot.epoch, "workdir": slot.instance.workdir}, b""
+        brought = is_brought(slot.instance.shell_program)
+        return {"epoch": slot.epoch, "workdir": slot.instance.workdir, "shell_brought": brought}, b""
 
     async def _restore(self, snapshot: str, slot: Slot) -> None:
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import shell
 from .channel import Channel, Message
-from .jobs import ALIVE_MS, Job, exit_code, shell_fields
+from .jobs import ALIVE_MS, BASH, Job, exit_code, shell_fields
 from .zygote import BuildError, failure_text
 
 if TYPE_CHECKING:
@@ -44,12 +44,14 @@ class Instance:
         home: str,
         log_dir: str,
         env: Mapping[str, str],
+        shell_program: Sequence[str] = (BASH,),
     ) -> None:
         self.pid = pid
         self.workdir = workdir
         self.alias = alias
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
+        self.shell_program = tuple(shell_program)
         self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
         self.state = shell.state_of(self.environment)
         self.cwd = workdir
@@ -99,8 +101,8 @@ class Instance:
     @state.setter
     def state(self, state: bytes) -> None:
         self._state = state
-        self.exec_fields = shell_fields(state, shell.EXEC_BOOT)
-        self.spawn_fields = shell_fields(state, shell.SPAWN_BOOT)
+        self.exec_fields = shell_fields(state, shell.EXEC_BOOT, self.shell_program)
+        self.spawn_fields = shell_fields(state, shell.SPAWN_BOOT, self.shell_program)
 
     def set_environment(self, env: Mapping[str, str]) -> None:
         """Variables of the spec, on top of the minimal ones."""

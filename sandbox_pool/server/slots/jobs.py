@@ -8,7 +8,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError, file_error
@@ -25,17 +25,12 @@ ALIVE_MS = 10_000
 _numbers = itertools.count(1)
 
 
-def shell_fields(state: bytes, boot: str) -> bytes:
+def shell_fields(state: bytes, boot: str, program: Sequence[str]) -> bytes:
     """How a shell that starts from this state is to be started: made once per state, used for every command."""
     env, restore_from = shell.split_state(state)
     # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
-    fields: list[tuple[str, Any]] = [
-        ("program", BASH),
-        ("arg", BASH),
-        ("arg", "-c"),
-        ("arg", shell.START),
-        ("arg", "bash"),
-    ]
+    fields: list[tuple[str, Any]] = [("program", program[0])]
+    fields += [("arg", word) for word in (*program, "-c", shell.START, "bash")]
     fields += [("env", name.encode() + b"=" + value) for name, value in env]
     fields += [("env", f"__hermes={boot}"), ("state_size", len(state)), ("restore_from", restore_from)]
     return encode_fields(fields)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..faults import SlotError
-from ..host_files import remove_tree
+from ..images.user_ids import remove_mapped
 from ..isolation.levels import Level, Place, run_uid
 from .file_worker import Worker
 from .instance import Instance
@@ -219,7 +219,7 @@ class SnapshotStore:
 async def _remove(paths: Sequence[str]) -> None:
     """In a thread: an agent decides how many files there are, and other slots must not wait for them."""
     for path in paths:
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, remove_tree, path))
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, remove_mapped, path))
 
 
 class RecordReader:

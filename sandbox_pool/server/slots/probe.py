@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -15,16 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..faults import SlotError
+from ..images.below import make_below
+from ..images.user_ids import run_module, subordinate_ids
 from ..isolation.cgroups import Cgroups
 from ..isolation.host_view import build_view, hide_private
 from ..isolation.layers import make_layers_dir
 from ..isolation.levels import RANK, Level, Place, candidates, choose_uids
-from .slots import Builder
+from .slots import Builder, prove_shell
 from .zygote import BuildError, Zygote
 
 TERMINAL_WAIT_S = 2.0
 PROBE_SPEC = {"network": "none", "memory_mb": 256, "disk_mb": 64, "pids": 64}
-PROBE_TIMEOUT_S = 15.0
 
 
 class Host:
@@ -118,7 +118,9 @@ def _prepare(scratch: str) -> Place:
     os.chmod(run_dir, 0o755)
     parts = build_view(os.path.join(layers, "views", "view"))
     os.chmod(os.path.join(layers, "views"), 0o755)
-    return Place(scratch, layers, tuple(parts), *choose_uids(scratch))
+    place = Place(scratch, layers, tuple(parts), *choose_uids(scratch), subordinate_ids() is not None)
+    make_below(place.below_images)
+    return place
 
 
 async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
@@ -127,7 +129,10 @@ async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
     cgroups = Cgroups(scratch)
     cgroups.setup()
     found: list[Host] = []
-    zygote = Zygote([unpack_helper(scratch)], os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    helper = [unpack_helper(scratch)]
+    if place.id_ranges:
+        helper = [*run_module("user_ids"), *helper]
+    zygote = Zygote(helper, os.path.join(scratch, "run"), lambda: _tell_lost(found))
     rejected: list[tuple[str, str]] = []
     for level in candidates(forced):
         if RANK[level.name] < RANK[minimum]:
@@ -158,12 +163,7 @@ async def _probe(builder: Builder) -> str | None:
     except (TimeoutError, BuildError, OSError) as error:
         return str(error) or type(error).__name__
     try:
-        job, _ = instance.start({"max_chars": 1000}, "echo $((6*7)); cat /proc/self/status | grep -c ^Name", b"")
-        message = await asyncio.wait_for(asyncio.shield(job.exit), PROBE_TIMEOUT_S)
-        if message.number("status") != 0 or not message.raw.startswith(b"42\n1\n"):
-            return f"a command in the slot failed: {message.raw[:200]!r}"
-    except (TimeoutError, SlotError) as error:
-        return f"a command in the slot failed: {error}"
+        problem = await prove_shell(instance)
     finally:
         problems = await builder.destroy(instance, 0)
-    return "; ".join(problems) or None
+    return problem or "; ".join(problems) or None

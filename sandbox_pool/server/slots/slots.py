@@ -12,16 +12,20 @@ from typing import Any
 
 from ..faults import SlotError
 from ..host_files import remove_tree
+from ..images.below import is_brought, shell_layer, shells
 from ..isolation.cgroups import Cgroups
 from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.mounts import mount_fields
 from ..isolation.shared_memory import remove_shared_of
 from .channel import Message
 from .instance import Instance, check_env
+from .jobs import BASH
 from .proxy import ENVIRONMENT, open_proxy
 from .zygote import BuildError, Zygote, slot_fields
 
 KILL_TIMEOUT_S = 10.0
+PROOF_TIMEOUT_S = 15.0
+PROOF = "echo $((6*7)); read -r word _ </proc/self/status; echo $word"
 
 
 class Slot:
@@ -47,8 +51,21 @@ class Slot:
 
 def shape_of(spec: Mapping[str, Any], layers: Sequence[str]) -> str:
     """Everything that is fixed when a slot is built."""
-    keys = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "workdir", "mounts")
+    keys = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "workdir", "user", "mounts")
     return json.dumps([{key: spec.get(key) for key in keys}, list(layers)], sort_keys=True)
+
+
+async def prove_shell(instance: Instance) -> str | None:
+    """None when a command runs in the slot; else what was seen instead."""
+    try:
+        job, _ = instance.start({"max_chars": 1000}, PROOF, b"")
+        message = await asyncio.wait_for(asyncio.shield(job.exit), PROOF_TIMEOUT_S)
+    except (TimeoutError, SlotError) as error:
+        return f"a command in the slot failed: {error or 'no answer'}"
+    if message.number("status") != 0 or not message.raw.startswith(b"42\nName:\n"):
+        text = message.raw[: message.number("out_head")].decode("utf-8", "replace").strip()
+        return f"a command in the slot failed: {text[-200:] or 'without a word'}"
+    return None
 
 
 class Builder:
@@ -59,13 +76,46 @@ class Builder:
         self.level = level
         self.place = place
         self.cgroups = cgroups
-        self.expected_mounts: dict[str, int] = {}
+        self.expected_mounts: dict[bool, int] = {}
+        """By whether there is an image."""
+        self._shells: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By image and user: the shell that was seen to run there."""
         self.keep_out: list[str] = [place.scratch, place.layers]
         """What no spec may mount into a slot."""
 
     async def build(self, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
         """A new instance that proved to be empty."""
-        self._check_image(spec.get("image"))
+        image = spec.get("image")
+        if not image:
+            return await self._build(index, spec, layers, (BASH,))
+        key = str(image["key"]), str(spec.get("user") or "")
+        if key not in self._shells:
+            self._shells[key] = await self._find_shell(index, spec)
+        return await self._build(index, spec, layers, self._shells[key])
+
+    async def _find_shell(self, index: int, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        """The image's own bash, else the one that is brought along, whichever is seen to run a command."""
+        problems = []
+        for program in shells(self.place.below_images):
+            instance = await self._build(index, spec, (), program)
+            try:
+                problem = await prove_shell(instance)
+            finally:
+                left = await self.destroy(instance, index)
+            if left:
+                raise BuildError("; ".join(left))
+            if problem is None:
+                return program
+            problems.append(f"{program[-1]}: {problem}")
+        raise BuildError(f"nothing can run in the image ({'; '.join(problems)})")
+
+    async def _build(
+        self, index: int, spec: Mapping[str, Any], layers: Sequence[str], program: Sequence[str]
+    ) -> Instance:
+        if is_brought(program):
+            image = spec["image"]
+            below = [*image["layers"], shell_layer(self.place.below_images)]
+            spec = {**spec, "image": {**image, "layers": below}}
         fields = build_fields(self.level, self.place, index, spec, layers)
         fields += self._mounts(spec.get("mounts") or ())
         fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
@@ -83,19 +133,23 @@ class Builder:
             home=str(values["home"]),
             log_dir=os.path.join(str(values.get("root") or "/"), "tmp/hermes-exec"),
             env=self._environment(index, spec),
+            shell_program=program,
         )
         try:
             report = await instance.ready()
-            self._prove_empty(report)
+            self._prove_empty(report, bool(spec.get("image")))
+            if spec.get("image"):
+                instance.set_environment({**self._of_image(spec, report), **self._environment(index, spec)})
             await open_proxy(instance, spec.get("network") or "none", self.level.namespaces)
         except BaseException:
             await self.destroy(instance, index)
             raise
         return instance
 
-    def _check_image(self, image: str | None) -> None:
-        if image and not (self.level.namespaces and os.path.isdir(image)):
-            raise BuildError(f"image {image!r} is not a directory this server can use as a root")
+    @staticmethod
+    def _of_image(spec: Mapping[str, Any], report: Message) -> dict[str, str]:
+        user, home = report.fields.get("user", ""), report.fields.get("home", "/")
+        return {"HOME": home, "USER": user, "LOGNAME": user, **spec["image"]["env"]}
 
     def _mounts(self, mounts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
         if mounts and not self.level.namespaces:
@@ -123,7 +177,7 @@ class Builder:
             os.chmod(path, 0o700)
             os.chown(path, uid, uid)
 
-    def _prove_empty(self, report: Message) -> None:
+    def _prove_empty(self, report: Message, has_image: bool) -> None:
         if not self.level.namespaces:
             return
         problems = []
@@ -132,7 +186,7 @@ class Builder:
         if report.number("upper_entries"):
             problems.append(f"{report.number('upper_entries')} entries in a new layer")
         mounts = report.number("mounts")
-        expected = self.expected_mounts.setdefault(self.level.label, mounts)
+        expected = self.expected_mounts.setdefault(has_image, mounts)
         if mounts != expected:
             problems.append(f"{mounts} mounts instead of {expected}")
         if problems:
@@ -205,7 +259,8 @@ class Slots:
         except BaseException as error:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
-                raise SlotError("refused", f"slot {index} could not be built: {error}") from error
+                kind = "image" if spec.get("image") else "refused"
+                raise SlotError(kind, f"slot {index} could not be built: {error}") from error
             raise
         return slot
 

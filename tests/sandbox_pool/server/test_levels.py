@@ -54,7 +54,7 @@ async def test_commands_files_and_state_work(server: Server) -> None:
         assert (await sandbox.exec("cat a; pwd")).output == f"content{sandbox.workdir}\n"
         await sandbox.exec("export A=1; f() { echo f; }; mkdir d; cd d")
         assert (await sandbox.exec("f; echo $A $PWD")).output == f"f\n1 {sandbox.workdir}/d\n"
-        await sandbox.write_file(f"{sandbox.spec.workdir}/x/y", b"1")
+        await sandbox.write_file("/workspace/x/y", b"1")
         assert await sandbox.read_file("x/y") == b"1"
         assert (await sandbox.exec("exec 3< <(seq 30000); cat <&3", max_output_chars=100)).truncation is not None
 

@@ -1,32 +1,29 @@
 // State lives in the address after #, so that a view can be reloaded and shared.
 
-const data = JSON.parse(byId("data").textContent);
-data.rollouts.forEach((rollout, number) => { rollout.number = number; });
+let data = null, vocabularies = [], index = null, list = null, shown = [];
+const FIELDS = ["policy", "category", "outcome", "score", "step", "sort"];
 
-const cache = new Map();
-function loadDetail(number) {
-  if (!cache.has(number)) {
-    if (cache.size > 50) cache.clear();
-    cache.set(number, JSON.parse(byId("rollout-" + number).textContent));
+const fetched = new Map();
+function askServer(number) {
+  if (!fetched.has(number)) {
+    if (fetched.size > 500) fetched.clear();
+    fetched.set(number, fetch("rollout/" + number).then((answer) => answer.json()));
   }
-  return cache.get(number);
+  return fetched.get(number);
 }
 
-const FIELDS = ["policy", "category", "outcome", "score", "sort"];
-const index = new TextIndex(data.rollouts, (number) => JSON.parse(byId("rollout-" + number).textContent));
-const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-const list = new LazyList(byId("list"), (rollout) => openRollout(rollout.id));
-let shown = [];
-
-function saveState() {
-  const kept = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
-  history.replaceState(null, "", "#" + kept.toString());
+function loadDetail(number) {
+  return data.live ? askServer(number) : readDetail(number);
 }
 
-function refresh() {
-  const query = (state.q || "").trim();
-  if (!query) return draw();
-  index.prepare((ready) => { if (ready) draw(); else byId("count").textContent = "reading " + index.texts.length + " of " + data.rollouts.length; });
+let search = 0;
+async function refresh() {
+  const query = (state.q || "").trim(), own = (search += 1);
+  if (query) {
+    await index.prepare(() => { if (own === search) byId("count").textContent = "reading " + whole(index.texts.length) + " of " + whole(data.rollouts.length); });
+    if (own !== search) return;
+  }
+  draw();
 }
 
 function draw() {
@@ -39,57 +36,117 @@ function draw() {
   drawDetail();
 }
 
-function drawDetail() {
-  const rollout = data.rollouts.find((r) => r.id === state.r);
-  document.body.classList.toggle("reading", Boolean(rollout));
-  if (rollout) renderDetail(rollout, loadDetail(rollout.number), (state.q || "").trim().toLowerCase(), closeRollout);
-  else replace(byId("detail"), h("p", { class: "empty" }, "Choose a rollout to read it. j and k go to the next and the one before."));
+const EMPTY = "Choose a rollout to read it. j and k go to the next and the one before, t shows its tokens, g its group.";
+let drawing = 0;
+async function drawDetail() {
+  const own = (drawing += 1);
+  const rollout = data.rollouts.find((r) => r.id === state.r), members = state.g ? data.rollouts.filter((r) => r.group === state.g) : [];
+  document.body.classList.toggle("reading", Boolean(rollout || members.length));
+  if (members.length) {
+    const details = await Promise.all(members.map((r) => loadDetail(r.number)));
+    if (own === drawing) renderGroup(state.g, members, details, (r) => openRollout(r.id), closeGroup);
+  } else if (rollout) {
+    const detail = await loadDetail(rollout.number);
+    if (own === drawing) renderDetail(rollout, detail, (state.q || "").trim().toLowerCase());
+  } else {
+    replace(byId("detail"), h("p", { class: "empty" }, EMPTY));
+  }
+  if (own === drawing) document.body.dataset.ready = String(own);
 }
 
 let listScroll = 0;
 function openRollout(id) {
   if (!document.body.classList.contains("reading")) listScroll = scrollY;
   state.r = id;
+  delete state.g;
   saveState();
   list.mark(id);
   drawDetail();
   if (getComputedStyle(byId("list")).display === "none") scrollTo(0, 0);
 }
 
+function openGroup(group) {
+  if (!group) return;
+  state.g = group;
+  saveState();
+  drawDetail();
+}
+
+function closeGroup() {
+  delete state.g;
+  saveState();
+  drawDetail();
+}
+
 function closeRollout() {
   delete state.r;
+  delete state.g;
   saveState();
   list.mark(undefined);
   drawDetail();
   scrollTo(0, listScroll);
 }
 
-function step(by) {
-  const at = shown.findIndex((r) => r.id === state.r), next = shown[at === -1 ? 0 : at + by];
-  if (!next) return;
-  while (list.done < shown.length && shown.indexOf(next) >= list.done) list.more();
-  openRollout(next.id);
-  byId("list").querySelector('[aria-current="true"]')?.scrollIntoView({ block: "nearest" });
+function setView(name, value) {
+  if (value) state[name] = value;
+  else delete state[name];
+  saveState();
+  drawDetail();
+}
+
+function go(by) {
+  const at = shown.findIndex((r) => r.id === state.r), place = at === -1 ? 0 : at + by;
+  if (!shown[place]) return;
+  openRollout(shown[place].id);
+  list.reveal(place, false);
 }
 
 function fillSelect(id, options) {
   replace(byId(id), Object.entries(options).map(([value, name]) => h("option", { value }, name)));
   byId(id).value = state[id] || "";
-  byId(id).addEventListener("change", () => { state[id] = byId(id).value; saveState(); refresh(); });
 }
 
 function values(field, all) {
-  const found = [...new Set(data.rollouts.map((r) => r[field]))].sort();
+  const found = [...new Set(data.rollouts.map(typeof field === "string" ? (r) => r[field] : field))].filter(Boolean).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
   return Object.fromEntries([["", all], ...found.map((value) => [value, value])]);
 }
 
-function start() {
-  byId("source").textContent = data.title;
+function fillFilters() {
   fillSelect("policy", values("policy", "all policies"));
   fillSelect("category", values("category", "all categories"));
   fillSelect("outcome", values("outcome", "all outcomes"));
   fillSelect("score", SCORES);
+  const steps = values(stepOf, "all steps");
+  byId("step").hidden = Object.keys(steps).length < 3 && !state.step;
+  fillSelect("step", steps);
   fillSelect("sort", ORDERS);
+}
+
+/** What came since the page was opened. */
+function take(news) {
+  data.summary = news.summary;
+  for (const rollout of news.rollouts) { rollout.number = data.rollouts.length; data.rollouts.push(rollout); }
+  for (const [number, advantage] of Object.entries(news.advantages)) Object.assign(data.rollouts[number], advantage);
+  if (!news.rollouts.length) return;
+  fillFilters();
+  shown = select(data.rollouts, state, index);
+  byId("count").textContent = whole(shown.length) + " rollouts";
+  drawTiles(shown, data.summary, true);
+  drawCharts(shown, data.summary);
+  list.show(shown, state.r);
+}
+
+const KEYS = {
+  j: () => go(1),
+  k: () => go(-1),
+  t: () => state.r && setView("v", state.v === "tokens" ? "" : "tokens"),
+  g: () => (state.g ? closeGroup() : openGroup(data.rollouts.find((r) => r.id === state.r)?.group)),
+  Escape: () => (state.g ? closeGroup() : closeRollout()),
+  "/": (event) => { event.preventDefault(); byId("search").focus(); },
+};
+
+function listen() {
+  for (const id of FIELDS) byId(id).addEventListener("change", () => { state[id] = byId(id).value; saveState(); refresh(); });
   const search = byId("search");
   search.value = state.q || "";
   let pause = 0;
@@ -106,18 +163,30 @@ function start() {
   });
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(document.activeElement?.tagName || "")) return;
-    if (event.key === "j") step(1);
-    else if (event.key === "k") step(-1);
-    else if (event.key === "Escape") closeRollout();
-    else if (event.key === "/") { event.preventDefault(); search.focus(); }
+    KEYS[event.key]?.(event);
   });
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const paint = (theme) => { document.documentElement.dataset.theme = theme; };
-  paint(state.theme || (dark.matches ? "dark" : "light"));
-  dark.addEventListener("change", () => { if (!state.theme) paint(dark.matches ? "dark" : "light"); });
-  byId("theme").addEventListener("click", () => { state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; paint(state.theme); saveState(); });
+  addEventListener("hashchange", () => {
+    for (const name of Object.keys(state)) delete state[name];
+    Object.assign(state, Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+    search.value = state.q || "";
+    fillFilters();
+    refresh();
+  });
+}
+
+async function start() {
+  paintTheme();
+  [data, vocabularies] = await Promise.all([unpack(byId("index").textContent), unpack(byId("vocabularies").textContent)]);
+  data.rollouts.forEach((rollout, number) => { rollout.number = number; });
+  setChunks(data.chunks);
+  index = new TextIndex(data.rollouts, loadDetail);
+  list = new VirtualList(byId("list"), (rollout) => openRollout(rollout.id));
+  byId("source").textContent = data.title;
   byId("fold").open = innerWidth > 720;
-  refresh();
+  fillFilters();
+  listen();
+  await refresh();
+  if (data.live) follow(take);
 }
 
 start();

@@ -39,7 +39,7 @@ function bars(entries, total) {
 
 function histogram(scores) {
   if (!scores.length) return h("p", { class: "empty" }, "no scores");
-  const low = Math.min(0, ...scores), high = Math.max(1, ...scores), bins = 20;
+  const low = scores.reduce((a, b) => Math.min(a, b), 0), high = scores.reduce((a, b) => Math.max(a, b), 1), bins = 20;
   const counts = new Array(bins).fill(0);
   for (const score of scores) counts[Math.min(bins - 1, Math.floor(((score - low) / (high - low)) * bins))] += 1;
   const most = Math.max(...counts), width = 320, height = 118, floor = 98;

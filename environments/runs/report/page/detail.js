@@ -58,7 +58,7 @@ function turnFacts(turn) {
   return facts.map((fact) => h("span", {}, fact));
 }
 
-function renderEntry(entry, query) {
+function renderEntry(entry, query, rollout, data) {
   if (entry.role === "truncation") return h("div", { class: "marker" }, entry.text);
   const example = entry.role === "assistant" && !entry.turn;
   const who = h("div", { class: "who" }, h("b", {}, example ? "Example answer" : entry.role), entry.turn && h("span", {}, "turn " + entry.turn.turn), turnFacts(entry.turn));
@@ -66,19 +66,49 @@ function renderEntry(entry, query) {
   if (entry.reasoning) box.append(h("details", { class: "reasoning", open: Boolean(query) && entry.reasoning.toLowerCase().includes(query) }, h("summary", {}, "Thinking"), h("div", { class: "text" }, marked(entry.reasoning, query))));
   if (entry.text) box.append(h("div", { class: "text" }, marked(entry.text, query)));
   append(box, entry.calls.map((call) => renderCall(call, query)));
+  if (entry.turn && data.tokens.length) box.append(tokensOfTurn(entry, rollout, data));
   return box;
 }
 
-function renderDetail(rollout, data, query, onBack) {
+/** A turn opens into its tokens; they are made when it does. */
+function tokensOfTurn(entry, rollout, data) {
+  const repairs = entry.calls.flatMap((call) => call.repairs), body = h("div", {});
+  const fold = h("details", { class: "turn-tokens" }, h("summary", {}, "Tokens of turn " + entry.turn.turn), body);
+  const draw = () => replace(body, colourChoice(data, state.by || "logprob", (by) => { state.by = by; saveState(); draw(); }),
+    repairs.length > 0 && h("div", { class: "marker" }, "What this turn wrote was repaired before it ran: " + repairs.join(", ")),
+    turnTokens(rollout, data, entry.turn.turn, state.by || "logprob"));
+  fold.addEventListener("toggle", () => { if (fold.open) draw(); });
+  return fold;
+}
+
+/** What `verify --against` says of this rollout, with a way to each token that differs. */
+function againstNote(differences) {
+  if (!differences.length) return null;
+  const beyond = differences.filter((difference) => difference[4]), sentence = beyond.length + " of " + differences.length + " positions that verify --against asked about are beyond the tolerance. ";
+  const places = beyond.slice(0, 20).map(([segment, position]) => h("button", { class: "more", type: "button", onclick: () => { state.v = "tokens"; saveState(); drawDetail().then(() => document.querySelectorAll(".segment")[segment]?.querySelector(`[data-at="${position}"]`)?.scrollIntoView({ block: "center" })); } }, "segment " + (segment + 1) + ", position " + position));
+  return h("p", { class: beyond.length ? "alert" : "meta" }, sentence, places);
+}
+
+function renderTokens(rollout, data) {
+  const choice = colourChoice(data, state.by || "logprob", (by) => setView("by", by));
+  const cuts = data.entries.filter((entry) => entry.role === "truncation").map((entry) => h("div", { class: "marker" }, entry.text));
+  return [choice, cuts, allTokens(rollout, data, state.by || "logprob")];
+}
+
+function renderDetail(rollout, data, query) {
   const total = rollout.score === null ? [] : [["reward", rollout.score]];
+  const tokens = state.v === "tokens" && data.tokens.length > 0;
   replace(byId("detail"),
-    h("button", { class: "back quiet", type: "button", onclick: onBack }, "Back to the list"),
+    h("button", { class: "back quiet", type: "button", onclick: closeRollout }, "Back to the list"),
     h("h2", {}, rollout.id),
-    h("div", { class: "chips" }, scoreChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), chip(rollout.policy), chip(rollout.category),
+    h("div", { class: "views" }, h("button", { class: "quiet", type: "button", "aria-pressed": String(tokens), disabled: !data.tokens.length, onclick: () => setView("v", tokens ? "" : "tokens") }, data.tokens.length ? "All tokens" : "No tokens"),
+      h("button", { class: "quiet", type: "button", onclick: () => openGroup(rollout.group) }, "Its group")),
+    h("div", { class: "chips" }, scoreChip(rollout), advantageChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), chip(rollout.policy), chip(rollout.category),
       rollout.cause && chip(rollout.cause, causeKind(rollout.cause)), !rollout.trainable && chip("not trained on", INFRASTRUCTURE)),
     data.error && h("p", { class: "alert" }, data.error),
+    againstNote(data.differences || []),
     timeBar([rollout.time]),
     h("div", { class: "facts" }, pairs("Reward", [...data.components, ...total]), pairs("Rollout", data.facts)),
     h("details", {}, h("summary", {}, "All " + data.metrics.length + " metrics"), h("div", { class: "facts" }, pairs("", data.metrics))),
-    h("div", { class: "talk" }, data.entries.map((entry) => renderEntry(entry, query))));
+    tokens ? renderTokens(rollout, data) : h("div", { class: "talk" }, data.entries.map((entry) => renderEntry(entry, query, rollout, data))));
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from agent_loop.local_models.cpu_model import CpuModel, CpuModelError, CpuModelMissing, weights
 from agent_loop.model.backends import connect
 from agent_loop.model.backends.http import JsonClient
-from agent_loop.model.contract import ContextTooLong, Sampling
+from agent_loop.model.contract import ContextTooLong, ModelUnavailable, Sampling
 from agent_loop.records.against import confirm
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.verify import Report
@@ -210,6 +211,32 @@ async def test_the_server_ends_with_its_block():
 
 
 @pytest.mark.timeout(300)
+async def test_a_server_that_dies_is_started_again_at_its_address():
+    async with one_slot() as model:
+        keeping = asyncio.create_task(model.keep_alive())
+        backend = model.backend()
+        try:
+            pid, url = model.pid, model.url
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while model.pid in (pid, None) or await backend_says_no(backend):  # noqa: ASYNC110 - nobody tells us
+                await asyncio.sleep(0.05)
+            assert model.url == url
+            assert alive(model.pid)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await backend.close()
+
+
+async def backend_says_no(backend) -> bool:
+    try:
+        return not (await backend.generate([1, 2, 3], Sampling(max_tokens=1))).token_ids
+    except ModelUnavailable:
+        return True
+
+
+@pytest.mark.timeout(300)
 def test_the_server_dies_with_an_owner_that_is_killed():
     program = (
         "import asyncio\nfrom agent_loop.local_models.cpu_model import CpuModel\n"
@@ -236,9 +263,9 @@ async def test_a_server_that_cannot_start_says_why(tmp_path):
             pass
 
 
-def test_a_missing_package_names_the_extra(monkeypatch):
+def test_missing_weights_name_the_command_that_gets_them(monkeypatch):
     monkeypatch.setattr(weights, "PACKAGE", "no_such_package_here")
-    with pytest.raises(CpuModelMissing, match="cpu-model"):
+    with pytest.raises(CpuModelMissing, match="hermes-rl model get"):
         weights.smollm2_gguf()
 
 

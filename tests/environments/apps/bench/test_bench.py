@@ -13,7 +13,14 @@ from environments.apps.cli.bench import Figure, Report, as_table
 from environments.apps.cli.main import main
 
 
-@pytest.mark.parametrize("server", ["text", "in-process", "stand-in"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("text", marks=pytest.mark.slow),
+        "in-process",
+        pytest.param("stand-in", marks=pytest.mark.slow),
+    ],
+)
 def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
     monkeypatch.setattr(bench_loop, "GROWTH_PAIRS", 1)
     monkeypatch.setattr(bench_loop, "GROWTH_ROLLOUTS", 1)

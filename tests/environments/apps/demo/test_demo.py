@@ -12,12 +12,13 @@ from rich.console import Console
 
 from agent_loop.local_models.standin.solver import WRITERS, solver
 from agent_loop.records.record import RolloutRecord
+from environments.apps.cli.demo import CONFIG, OWN_SETTINGS
 from environments.apps.demo.demo_run import DemoPlan, run_demo
 from environments.launch import load_environment
 
 
 def plan(folder: Path, tasks: int, with_model: bool) -> DemoPlan:
-    env = load_environment("demo", ["--env.pool.state_dir", str(folder / "state")])
+    env = load_environment(CONFIG, [*OWN_SETTINGS, "--env.pool.state_dir", str(folder / "state")])
     return DemoPlan(env.config, env.server_configs[0], folder / "demo", tasks, with_model, model_s=5.0)
 
 
@@ -52,13 +53,13 @@ async def test_the_real_model_acts_and_confirms_its_tokens(tmp_path: Path) -> No
 
 
 async def test_without_the_models_packages_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent_loop.local_models.cpu_model import CpuModel, CpuModelMissing
+    from agent_loop.local_models.cpu_model import CpuModelMissing, UpdatableModel
 
-    class Missing(CpuModel):
+    class Missing(UpdatableModel):
         async def __aenter__(self) -> Missing:
             raise CpuModelMissing("no CPU model here")
 
-    monkeypatch.setattr("agent_loop.local_models.cpu_model.CpuModel", Missing)
+    monkeypatch.setattr("agent_loop.local_models.cpu_model.UpdatableModel", Missing)
     said = io.StringIO()
     assert await run_demo(plan(tmp_path, 1, with_model=True), Console(file=said, width=120)) == 0
     assert "real model: no CPU model here; going on with the scripted policies" in said.getvalue()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from environments.apps.learn.charts import Chart, Line, Point
-from environments.apps.learn.learn_report import verdict, write_report
+from environments.apps.learn.learn_report import verdict, write_report, write_rollouts
 from environments.apps.learn.plot_runs import main as plot_runs
 from environments.apps.learn.run_folder import RunFolder
+from support.axe import faults
+from support.browser import opened
 from support.env_records import record
 from support.learn_entries import evaluation, step
+from support.records import make_record
+from support.token_records import tokenized
 
 
 def test_a_chart_is_an_svg_in_bounds_with_error_bars_and_a_legend():
@@ -43,6 +49,40 @@ def test_the_report_shows_curves_kinds_and_examples_and_escapes_what_the_model_w
     assert "<script>" not in page
     assert "<b>odd" not in page
     assert "No evaluation" in verdict([])
+
+
+def learn_run(folder_path):
+    """A run of one step with both its evaluations, and a control next to it."""
+    with RunFolder(folder_path.with_name("run-shuffled")) as control:
+        control.add(evaluation(0, 0.05))
+    with RunFolder(folder_path) as folder:
+        for entry in (evaluation(0, 0.05), step(1, loss=0.1), evaluation(1, 0.6)):
+            folder.add(entry)
+    for number in (0, 1):
+        folder.evaluation(number).parent.mkdir(exist_ok=True)
+        lines = [make_record(item=i, rollout_id=f"eval{number}-{i}").to_json() + b"\n" for i in range(2)]
+        folder.evaluation(number).write_bytes(b"".join(lines))
+    trained = [tokenized(make_record(sample=n, rollout_id=f"train-{n}"), weights="0").to_json() for n in range(3)]
+    folder.rollouts.write_bytes(b"".join(line + b"\n" for line in trained))
+    write_rollouts(folder_path)
+    write_report(folder_path, folder.report)
+    return folder.report
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+async def test_the_report_fits_a_phone_and_leads_to_the_rollouts_of_a_step(width, tmp_path, browser):
+    report = learn_run(tmp_path / "run")
+    async with opened(browser, report.as_uri(), width=width) as tab:
+        assert await tab.js("document.documentElement.scrollWidth") <= width
+        assert "run-shuffled" in await tab.js("document.querySelector('svg').textContent")
+        await tab.picture(tmp_path / f"learn-{width}.png")
+        assert await faults(tab) == []
+        await tab.click("td a", "1")
+        await tab.until("document.body.dataset.ready && document.getElementById('count').innerText === '3 of 7'")
+        assert len(await tab.texts(".row")) == 3
+        await tab.js("location.hash = 'step=evaluation after step 1'")
+        await tab.until("document.getElementById('count').innerText === '2 of 7'")
+        assert await tab.js("[...document.querySelectorAll('.row')].map((r) => r.dataset.id)") == ["eval1-0", "eval1-1"]
 
 
 def test_a_chart_holds_several_runs_by_name(tmp_path, capsys):

@@ -60,6 +60,7 @@ def gone(pids: list[int]) -> bool:
     return not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_two_runs_of_one_seed_sample_the_same_first_batch(start, tmp_path):
     stopped = start("one", steps=50)
     stopped.until("step", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -14,24 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.records.record import RolloutRecord
 from environments.runs.report import build_report
-from environments.runs.report.html_page import embed_json
-from support.chromium import dom, needs_chromium, screenshot
+from environments.runs.report.html_page import pack
+from support.axe import faults
+from support.browser import opened, shown
 from support.records import make_record, make_run
 
 HOSTILE = (
     "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
     "<!--<script>\u2028\u2029&amp;"
 )
-MEASURE = """
-onload = () => setTimeout(() => {
-  const wide = [...document.querySelectorAll("iframe")].map((f) => f.contentDocument.documentElement.scrollWidth);
-  document.title = "widths " + wide.join(" ");
-}, 1000)
-"""
 
 
-def write(tmp_path: Path, records: list, title: str = "runs/x/rollouts.jsonl") -> Path:
+def write(tmp_path: Path, records: list[RolloutRecord], title: str = "runs/x/rollouts.jsonl") -> Path:
     page = tmp_path / "report.html"
     page.write_text(build_report(records, title=title), encoding="utf-8")
     return page
@@ -59,10 +56,10 @@ class Elements(HTMLParser):
         st.text() | st.none() | st.integers(-(2**53), 2**53), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_embedded_json_keeps_its_value_and_holds_no_markup(value: Any) -> None:
-    text = embed_json(value)
-    assert orjson.loads(text) == value
-    assert not set(text) & set("<>&\u2028\u2029")
+def test_packed_data_keeps_its_value_and_holds_no_markup(value: Any) -> None:
+    text = pack(value)
+    assert orjson.loads(gzip.decompress(base64.b64decode(text))) == value
+    assert re.fullmatch(r"[A-Za-z0-9+/=]*", text)
 
 
 def test_the_page_loads_nothing_and_allows_only_its_own_script_and_style() -> None:
@@ -73,6 +70,7 @@ def test_the_page_loads_nothing_and_allows_only_its_own_script_and_style() -> No
     assert not {"link", "iframe", "img", "object", "embed", "base"} & {tag for tag, _ in page.tags}
     policy = next(a["content"] or "" for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
+    assert "connect-src 'none'" in policy
     assert "unsafe" not in policy
     style = next(data for tag, data in page.inline if tag == "style")
     script = page.inline[-1][1]
@@ -92,10 +90,12 @@ def test_hostile_strings_do_not_change_the_structure_of_the_page() -> None:
 
 
 def hostile_record() -> Any:
-    record = make_record(turns=2, policy=HOSTILE, category=HOSTILE, error=HOSTILE, rollout_id="bad")
+    record = make_record(turns=2, policy=HOSTILE, category=HOSTILE, error=HOSTILE, rollout_id="bad", group_id="g")
     record.reward_components = {HOSTILE: 1.0}
     record.metrics[HOSTILE] = 1.0
     record.truncations = [{"turn": 1, HOSTILE: HOSTILE}]
+    record.pieces = {"1": HOSTILE, "3": HOSTILE}
+    record.end_state = {HOSTILE: HOSTILE}
     record.tool_calls[0] |= {
         "name": HOSTILE,
         "repairs": [HOSTILE],
@@ -109,71 +109,91 @@ def hostile_record() -> Any:
     return record
 
 
-@needs_chromium
-def test_hostile_strings_are_shown_as_text_by_a_browser(tmp_path: Path) -> None:
-    shown = dom(write(tmp_path, [hostile_record()], title="fine"), "r=bad&q=script")
-    assert "<title>fine</title>" in shown
-    body = shown[: shown.index('id="data"')]
-    assert "<img" not in body
-    assert body.count("<script") <= 1  # the data element that the cut leaves open
-    assert "&lt;img src=x onerror" in body
-    assert "<mark>script</mark>" in body
+@pytest.mark.parametrize("state", ["r=bad&q=script", "r=bad&v=tokens", "g=g"])
+async def test_hostile_strings_are_shown_as_text_by_a_browser(state: str, tmp_path: Path, browser: str) -> None:
+    page = write(tmp_path, [hostile_record()], title="fine")
+    async with opened(browser, f"{page.as_uri()}#{state}") as tab:
+        await tab.until("document.body.dataset.ready")
+        assert await tab.js("document.title") == "fine"
+        assert await tab.js("document.querySelectorAll('img, body script:not([type]):not(:last-of-type)').length") == 0
+        assert "<img src=x onerror" in await tab.text("#detail")
+        assert tab.requests == [page.as_uri()]
 
 
-@needs_chromium
-def test_a_browser_shows_figures_filters_and_conversations(tmp_path: Path) -> None:
+async def test_a_browser_shows_figures_filters_and_conversations(tmp_path: Path, browser: str) -> None:
     records = make_run(items=8, samples=2)
     records[16].messages[0]["content"] = "a needle in a prompt"
+    wanted, policy = records[16].rollout_id, records[16].policy
     page = write(tmp_path, records)
-    everything = dom(page)
-    for words in (
-        "Mean score",
-        "Lost, not scored",
-        "Where the time went",
-        "48 rollouts",
-        "scripted-sloppy",
-        "pass@2",
-    ):
-        assert words in everything
-    assert everything.count('class="row"') == 48
-    chosen = dom(page, f"policy={records[16].policy}&q=NEEDLE%20in&r={records[16].rollout_id}")
-    assert "1 of 48" in chosen
-    assert chosen.count('class="row"') == 1
-    assert 'class="message user"' in chosen
-    assert "<mark>needle in</mark>" in chosen
-    assert "turn 1" in chosen
+    async with opened(browser, page.as_uri()) as tab:
+        everything = await tab.until("document.body.dataset.ready && document.body.innerText")
+        for words in ("Mean score", "Lost, not scored", "Where the time went", "48 rollouts", "pass@2"):
+            assert words in everything
+        await tab.js(f"location.hash = 'policy={policy}&q=NEEDLE%20in&r={wanted}'")
+        await tab.until("document.getElementById('count').innerText === '1 of 48'")
+        assert len(await tab.texts(".row")) == 1
+        await tab.until("document.querySelector('mark')?.innerText === 'needle in'")
+        assert "turn 1" in await tab.text(".message.assistant .who")
 
 
-@needs_chromium
-def test_a_thousand_rollouts_are_all_searched_and_few_are_drawn(tmp_path: Path) -> None:
+async def test_rows_exist_only_where_they_are_seen_and_every_rollout_is_searched(tmp_path: Path, browser: str) -> None:
     page = write(tmp_path, [make_record(item=i, turns=3) for i in range(1000)])
-    found = dom(page, "q=agent%20agent%2031")  # words of every tool result
-    assert "1,000 rollouts" in found
-    assert 0 < found.count('class="row"') < 300  # the rest is made when it scrolls into view
+    async with opened(browser, page.as_uri()) as tab:
+        await tab.until("document.body.dataset.ready")
+        assert 0 < len(await tab.texts(".row")) < 60
+        await tab.js("document.getElementById('list').scrollTop = 1e9")
+        await tab.until("document.querySelector('[data-id=\"smollm2-135m-999-0\"]')")
+        assert len(await tab.texts(".row")) < 60
+        await tab.js("location.hash = 'q=notes999.txt'")  # the request of the last one
+        await tab.until("document.getElementById('count').innerText === '1 of 1,000'")
+        await tab.js("location.hash = 'q=agent%20agent%2031'")  # words of every tool result
+        await tab.until("document.getElementById('count').innerText === '1,000 rollouts'")
 
 
-@needs_chromium
-def test_nothing_is_wider_than_a_phone_or_a_wide_screen(tmp_path: Path) -> None:
-    """The policy of the page refuses a script that would measure it, so a page around it does."""
-    write(tmp_path, make_run(items=4, samples=1))
-    cases = [(width, state) for width in (390, 1600) for state in ("", "r=smollm2-135m-0-0")]
-    frames = (f'<iframe src="report.html#{state}" width={width} height=900></iframe>' for width, state in cases)
-    wrapper = tmp_path / "wrapper.html"
-    wrapper.write_text(f"{''.join(frames)}<script>{MEASURE}</script>")
-    shown = re.search(r"<title>widths ([\d ]+)</title>", dom(wrapper, "", 1700, "--allow-file-access-from-files"))
-    assert shown is not None
-    for (width, state), found in zip(cases, map(int, shown[1].split()), strict=True):
-        assert found <= width, f"{found} px at {width} px, state {state!r}"
-
-
-@needs_chromium
-@pytest.mark.parametrize("width", [390, 1600])
-def test_a_screenshot_can_be_taken(width: int, tmp_path: Path) -> None:
+async def test_everything_can_be_reached_with_the_keyboard(tmp_path: Path, browser: str) -> None:
     page = write(tmp_path, make_run(items=4, samples=2))
-    picture = screenshot(page, tmp_path / "page.png", "r=smollm2-135m-0-0&theme=dark", width)
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) > 20_000  # an empty page compresses to far less
+    async with opened(browser, page.as_uri()) as tab:
+        await tab.until("document.body.dataset.ready")
+        await tab.js("document.querySelector('.row').focus()")
+        await tab.press("ArrowDown")
+        await tab.press("Enter")
+        assert await tab.until("new URLSearchParams(location.hash.slice(1)).get('r')") == "smollm2-135m-0-1"
+        await tab.press("End")
+        await tab.until("document.activeElement.dataset.id === 'scripted-sloppy-3-1'")
+        await tab.press("j")
+        await tab.until("new URLSearchParams(location.hash.slice(1)).get('r') === 'smollm2-135m-1-0'")
+        await tab.press("t")
+        await tab.until("document.querySelector('.segment .tokens')")
+        await tab.js("document.querySelector('.segment .tokens').focus()")
+        await tab.press("ArrowRight")
+        assert (await tab.text(".token-facts")).startswith("id 1 ")
+        await tab.press("g")
+        await tab.until("document.querySelectorAll('.member').length === 2")
+        await tab.press("Escape")
+        await tab.until("!document.querySelector('.member')")
+        await tab.press("Escape")
+        await tab.until("!document.body.classList.contains('reading')")
+        await tab.press("/")
+        assert await tab.js("document.activeElement.id") == "search"
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (390, "dark")])
+async def test_the_page_fits_its_window_and_axe_finds_no_fault(
+    width: int, theme: str, tmp_path: Path, browser: str
+) -> None:
+    page = write(tmp_path, make_run(items=4, samples=2))
+    for state in ("", "r=smollm2-135m-0-0", "r=smollm2-135m-0-0&v=tokens", "g=smollm2-135m-g0"):
+        async with opened(browser, f"{page.as_uri()}#{state}&theme={theme}", width=width) as tab:
+            await tab.until("document.body.dataset.ready")
+            assert await tab.js("document.documentElement.scrollWidth") <= width, state
+            picture = await tab.picture(tmp_path / f"page-{width}-{theme}-{state[:1] or 'list'}.png")
+            assert len(picture) > 10_000  # an empty page compresses to far less
+            assert await faults(tab) == [], state
 
 
 def test_a_run_without_rollouts_still_makes_a_page() -> None:
     assert "<title>empty</title>" in build_report([], title="empty")
+
+
+async def test_a_run_without_rollouts_is_said_to_have_none(tmp_path: Path, browser: str) -> None:
+    assert "No rollout passes these filters." in await shown(browser, write(tmp_path, []))

@@ -1,0 +1,1 @@
+"""Verbs about stored scores and what they rest on."""

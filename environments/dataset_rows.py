@@ -1,0 +1,70 @@
+"""Rows of a dataset: a JSON Lines file, a Parquet file, or a name that the package `datasets` knows."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+FILES = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+class DatasetUnavailable(RuntimeError):
+    """A dataset cannot be read; the message says what to install or correct."""
+
+
+def dataset_rows(source: str, split: str) -> list[dict[str, Any]]:
+    """All rows. What does not end like a file is a name for `datasets`, which may be a folder; it has splits."""
+    return file_rows(Path(source)) if source.endswith(FILES) else hub_rows(source, split)
+
+
+def file_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a .jsonl, .jsonl.gz or .parquet file."""
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, EOFError) as error:
+        raise DatasetUnavailable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path, data)
+
+
+def _json_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise DatasetUnavailable(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DatasetUnavailable(f"{path}, line {number} is not a JSON object")
+        rows.append(row)
+    return rows
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DatasetUnavailable(f"{path} needs the package pyarrow: pip install 'hermes-rl[parquet]'") from error
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise DatasetUnavailable(f"cannot read {path}: {error}") from error
+    return rows
+
+
+def hub_rows(name: str, split: str, config: str | None = None) -> list[dict[str, Any]]:
+    """Rows of a dataset by the name that `datasets.load_dataset` takes, such as bigcode/humanevalpack."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise DatasetUnavailable(f"{name} needs the package datasets: pip install datasets") from error
+    try:
+        return [dict(row) for row in load_dataset(name, config, split=split)]
+    except Exception as error:  # whatever it raises for a wrong name, a missing split or no network
+        raise DatasetUnavailable(f"cannot load {name!r} (split {split!r}): {error}") from error

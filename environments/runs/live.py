@@ -1,0 +1,309 @@
+"""A run while it goes on: what is new in its files, and the page that shows it.
+
+The run writes rollouts.jsonl and status.json (and metrics.jsonl, when it learns); nothing here talks to it. The server
+listens on the loopback address unless told otherwise, and answers only below a path that holds a random token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from agent_loop.records.record import RolloutRecord
+from environments.atropos.advantages import Baseline
+from environments.errors import UsageError
+from environments.runs.report.html_page import SCRIPTS, build_page, embedded, find_rollouts
+from environments.runs.report.view_model import add_advantages, detail, index_entry
+from environments.runs.status import NAME
+from environments.runs.summary import summarize, summarize_slice
+
+LOOK_EVERY_S = 0.5
+STALE_S = 10.0
+"""A status older than this belongs to a run that is over, or hangs."""
+RATE_WINDOW_S = 120.0
+WINDOW = 50
+"""Rollouts whose mean is one point of the curve of a run without steps."""
+CURVES = {
+    "held-out success": ("evaluation", "success"),
+    "reward": ("step", "reward"),
+    "loss": ("step", "loss"),
+    "training tasks solved": ("step", "success"),
+    "logprob difference": ("step", "logprob_difference_mean"),
+    "staleness": ("step", "staleness_mean"),
+}
+
+
+class LiveRun:
+    """What is known of a run; `look` reads what was added since. A file that became shorter is another run."""
+
+    def __init__(self, path: Path, *, max_chars: int = 20_000, baseline: Baseline = "normalized") -> None:
+        self.source = find_rollouts(path)
+        self._max_chars, self._baseline = max_chars, baseline
+        self.runs = 0
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.runs += 1
+        self.entries: list[dict[str, Any]] = []
+        self.light: list[RolloutRecord] = []
+        self.status: dict[str, Any] = {}
+        self._metrics: list[dict[str, Any]] = []
+        self._places: list[tuple[int, int]] = []
+        self._position = self._metrics_position = 0
+        self._arrived: deque[tuple[float, int]] = deque()
+
+    def look(self) -> bool:
+        """Whether anything is new. Blocking."""
+        if self.source.exists() and self.source.stat().st_size < self._position:
+            self._start_over()
+        before = len(self.entries)
+        lines, self._position = _new_lines(self.source, self._position)
+        for place, line in lines:
+            self._take(place, line)
+        added = self.entries[before:]
+        groups = {entry["group"] for entry in added}
+        add_advantages([entry for entry in self.entries if entry["group"] in groups], self._baseline)
+        if before:
+            self._arrived.append((time.monotonic(), len(added)))
+        while self._arrived and self._arrived[0][0] < time.monotonic() - RATE_WINDOW_S:
+            self._arrived.popleft()
+        steps, self._metrics_position = _new_lines(self.source.with_name("metrics.jsonl"), self._metrics_position)
+        self._metrics += (orjson.loads(line) for _, line in steps)
+        status = _status(self.source.with_name(NAME))
+        changed = bool(added or steps or status != self.status)
+        self.status = status
+        return changed
+
+    def _take(self, place: int, line: bytes) -> None:
+        record = RolloutRecord.from_json(line)
+        self._places.append((place, len(line)))
+        self.entries.append(index_entry(record))
+        record.messages, record.tools, record.segments, record.sampled_calls = [], [], [], []
+        record.pieces, record.end_state = {}, {}
+        self.light.append(record)
+
+    def detail(self, number: int) -> dict[str, Any]:
+        """One rollout in full, read from the file again. Blocking."""
+        place, size = self._places[number]
+        with self.source.open("rb") as file:
+            file.seek(place)
+            record = RolloutRecord.from_json(file.read(size))
+        return detail(record, self._max_chars) | {"pieces": record.pieces}
+
+    def facts(self) -> dict[str, str]:
+        """What goes on, for people: name -> value."""
+        status, told = self.status, self.status.get("facts", {})
+        figures = summarize_slice("", self.light)
+        found: dict[str, str] = {"run": _state(status)}
+        if "groups" in told:
+            done = len({entry["group"] for entry in self.entries})
+            found["groups"] = f"{done} of {told['groups']}"
+        if "step" in told:
+            found["step of the trainer"] = str(told["step"])
+        found["rollouts"] = f"{len(self.entries):,}" + self._rate()
+        if figures.mean_score is not None:
+            error = "" if figures.standard_error is None else f" ± {figures.standard_error:.3f}"
+            found["mean score"] = f"{figures.mean_score:.3f}{error}"
+        causes = ", ".join(f"{count} {name}" for name, count in figures.losses.by_cause.items())
+        found["lost"] = f"{figures.losses.rollouts} ({causes})" if causes else "none"
+        if "slots_leased" in told:
+            busy = f"{told['slots_leased']} leased, {told['slots_free']} free, {told['slots_resetting']} resetting"
+            found["slots"] = busy + (f", {told['slots_quarantined']} broken" if told["slots_quarantined"] else "")
+            found["waiting for slots"] = str(told["waiting_for_slots"])
+        if "queue" in told:
+            found["queue of run-api"] = f"{told['queue']} groups, {told['unsent']} not sent yet"
+            found["groups running"] = str(told["running"])
+            rejected = ", ".join(f"{count} {name}" for name, count in told["rejected"].items())
+            found["groups not sent"] = rejected or "none"
+        if steps := [entry for entry in self._metrics if entry["event"] == "step"]:
+            found["step"] = f"{steps[-1]['step']}, loss {_number(steps[-1].get('loss'))}"
+        return found
+
+    def _rate(self) -> str:
+        if len(self._arrived) < 2:
+            return ""
+        seconds = self._arrived[-1][0] - self._arrived[0][0]
+        count = sum(number for _, number in list(self._arrived)[1:])
+        return f", {60 * count / seconds:.1f} a minute" if seconds > 0 else ""
+
+    def curves(self) -> dict[str, list[tuple[float, float]]]:
+        """Title -> points. A run that learns has steps; of any other the mean score of its last rollouts is drawn."""
+        found = {
+            title: [(e["step"], e[key]) for e in self._metrics if e["event"] == event and e.get(key) is not None]
+            for title, (event, key) in CURVES.items()
+        }
+        if not self._metrics:
+            scores = [e["verifier"] for e in self.entries if e["verifier"] is not None]
+            ends = range(WINDOW, len(scores) + 1, max(1, len(scores) // 100))
+            found[f"mean score of {WINDOW} rollouts"] = [(e, sum(scores[e - WINDOW : e]) / WINDOW) for e in ends]
+        return {title: points for title, points in found.items() if points}
+
+    def outcomes(self) -> Counter[str]:
+        return Counter(entry["outcome"] for entry in self.entries)
+
+    def index(self) -> dict[str, Any]:
+        """What the page begins with."""
+        return {
+            "title": f"{self.source} (live)",
+            "baseline": self._baseline,
+            "summary": summarize(self.light).to_dict(),
+            "rollouts": self.entries,
+            "chunks": [],
+            "live": self.live(),
+        }
+
+    def live(self) -> dict[str, Any]:
+        return {"facts": self.facts(), "curves": self.curves()}
+
+    def news(self, since: int) -> dict[str, Any]:
+        """What a page that has so many rollouts lacks."""
+        new = self.entries[since:]
+        groups = {entry["group"] for entry in new}
+        advantages = {
+            number: {"advantage": entry["advantage"], "turn_advantages": entry["turn_advantages"]}
+            for number, entry in enumerate(self.entries[:since])
+            if entry["group"] in groups and "advantage" in entry
+        }
+        summary = summarize(self.light).to_dict()
+        return {"rollouts": new, "advantages": advantages, "summary": summary, "live": self.live()}
+
+
+def _new_lines(path: Path, position: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Whole lines after a position, each with its place, and where they end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(position)
+            data = file.read()
+    except FileNotFoundError:
+        return [], position
+    found = []
+    for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+        if line.strip():
+            found.append((position, line))
+        position += len(line)
+    return found, position
+
+
+def _status(path: Path) -> dict[str, Any]:
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _state(status: dict[str, Any]) -> str:
+    if not status:
+        return "no status: the run is over, or has not begun"
+    said = f"{status['verb']}, process {status['pid']}"
+    if status["ended"]:
+        return f"{said}: ended"
+    late = time.time() - status["at"]
+    return f"{said}: running" if late < STALE_S else f"{said}: no word for {late:.0f} s"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+class LiveServer:
+    """Serves the page of a run and tells it what is new."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+        self.token = secrets.token_urlsafe(16)
+        self._news = asyncio.Condition()
+        self._version = 0
+
+    @asynccontextmanager
+    async def serving(self, host: str, port: int) -> AsyncIterator[str]:
+        """Listen; the address of the page."""
+        app = web.Application(middlewares=[self._only_with_token])
+        app.router.add_get("/{token}/", self._page)
+        app.router.add_get("/{token}/events", self._events)
+        app.router.add_get("/{token}/rollout/{number:\\d+}", self._rollout)
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        await asyncio.to_thread(self.run.look)
+        watching = asyncio.create_task(self._watch())
+        try:
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+            bound = runner.addresses[0]
+            yield f"http://{host}:{bound[1]}/{self.token}/"
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            await runner.cleanup()
+
+    @web.middleware
+    async def _only_with_token(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if not secrets.compare_digest(request.match_info.get("token", ""), self.token):
+            raise web.HTTPNotFound
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await asyncio.to_thread(self.run.look):
+                async with self._news:
+                    self._version += 1
+                    self._news.notify_all()
+
+    async def _page(self, _request: web.Request) -> web.Response:
+        index = await asyncio.to_thread(self.run.index)
+        blobs = embedded("index", index) + embedded("vocabularies", [])
+        text = build_page("page.html", SCRIPTS, title=index["title"], blobs=blobs, connect="'self'")
+        return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+    async def _rollout(self, request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+        if number >= len(self.run.entries):
+            raise web.HTTPNotFound
+        shown = await asyncio.to_thread(self.run.detail, number)
+        body = orjson.dumps(shown, option=orjson.OPT_NON_STR_KEYS)
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events. The id of each says how many rollouts the page has then, so that it can ask again."""
+        given = request.headers.get("Last-Event-ID", request.query.get("from", "0"))
+        known = int(given) if given.isdecimal() else 0
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await answer.prepare(request)
+        version, runs = -1, self.run.runs
+        while True:
+            async with self._news:
+                await self._news.wait_for(lambda: self._version != version)  # noqa: B023  # read while waiting
+                version = self._version
+            if self.run.runs != runs:
+                await answer.write(b"event: again\ndata: {}\n\n")
+                return answer
+            news = await asyncio.to_thread(self.run.news, known)
+            known += len(news["rollouts"])
+            data = orjson.dumps(news, option=orjson.OPT_NON_STR_KEYS)
+            await answer.write(b"event: run\nid: %d\ndata: %b\n\n" % (known, data))
+
+
+def open_run(followed: LiveRun) -> LiveRun:
+    """The run, read for the first time; UsageError when there is none."""
+    if not followed.source.parent.is_dir():
+        raise UsageError(f"there is no run at {followed.source.parent}")
+    try:
+        followed.look()
+    except ValueError as error:
+        raise UsageError(f"{followed.source}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {followed.source}: {error.strerror or error}") from error
+    return followed

@@ -1,0 +1,68 @@
+/* Who an image's commands run as: `user`, `uid`, `user:group` or `uid:gid`, by the image's own /etc/passwd and /etc/group.
+ * Read without the C library's name service: that of a static program asks the host's. */
+#include "slot.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A number, or -1. */
+static long as_number(const char *text) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    return *text && !*end && value >= 0 && value < 0xFFFFFFFFL ? value : -1;
+}
+
+static struct passwd *find_passwd(const char *user, long id) {
+    FILE *file = fopen("/etc/passwd", "re");
+    struct passwd *entry = NULL;
+    while (file && (entry = fgetpwent(file)))
+        if (id >= 0 ? (long)entry->pw_uid == id : !strcmp(entry->pw_name, user)) break;
+    if (file) fclose(file);
+    return entry;
+}
+
+static long find_group(const char *group) {
+    FILE *file = fopen("/etc/group", "re");
+    long id = -1;
+    for (struct group *entry; file && id < 0 && (entry = fgetgrent(file));)
+        if (!strcmp(entry->gr_name, group)) id = entry->gr_gid;
+    if (file) fclose(file);
+    return id;
+}
+
+static void find_groups(const char *user) {
+    FILE *file = fopen("/etc/group", "re");
+    for (struct group *entry; file && slot.n_groups < MAX_GROUPS && (entry = fgetgrent(file));)
+        for (char **member = entry->gr_mem; *member && slot.n_groups < MAX_GROUPS; member++)
+            if (!strcmp(*member, user)) slot.groups[slot.n_groups++] = entry->gr_gid;
+    if (file) fclose(file);
+}
+
+/* Sets the ids of the slot, and the home unless the server named one; the user's name as well. */
+const char *find_user(const char **name) {
+    static char user[256];
+    snprintf(user, sizeof user, "%s", slot.user && *slot.user ? slot.user : "0");
+    char *group = strchr(user, ':');
+    if (group) *group++ = '\0';
+    long uid = as_number(user);
+    struct passwd *entry = find_passwd(user, uid);
+    errno = 0;
+    if (!entry && uid < 0) return "find the user of the image in its /etc/passwd";
+    slot.run_uid = entry ? (long)entry->pw_uid : uid;
+    slot.run_gid = entry ? (long)entry->pw_gid : 0;
+    if (group && *group) {
+        slot.run_gid = as_number(group) >= 0 ? as_number(group) : find_group(group);
+        if (slot.run_gid < 0) return "find the group of the image in its /etc/group";
+    } else if (entry && slot.run_uid > 0) find_groups(entry->pw_name);
+    if (!*slot.home) slot.home = strdup(entry && *entry->pw_dir ? entry->pw_dir : slot.run_uid ? "/" : "/root");
+    snprintf(user, sizeof user, "%s", entry ? entry->pw_name : slot.run_uid ? "" : "root");
+    *name = user;
+    errno = 0;
+    if (slot.user_ns && (slot.run_uid >= slot.uid_count || slot.run_gid >= slot.uid_count))
+        return "become the image's user, whose id this user of the host may not use (see /etc/subuid)";
+    return NULL;
+}

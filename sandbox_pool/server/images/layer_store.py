@@ -1,0 +1,257 @@
+"""The layers of images on one host, by the digest of their content, each unpacked once for all who use it.
+
+    layers/<hex>     a complete layer: it is renamed to here when it is, and never changed again
+    locks/<hex>      held alone by who unpacks or removes the layer, shared by who uses it; its time is the last use
+    drafts/<name>    a layer being unpacked; whoever made it holds drafts/<name>.lock, and what nobody holds is removed
+
+The kernel lets go of a lock when its holder dies, so a killed process leaves a draft that the next one removes, and
+nothing else. Unpacking and removing run in a process of their own (`main`): as an ordinary user in a
+user namespace, where files can get the owners and attributes they have in the image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..host_files import open_private, remove_tree
+from .unpack import LayerRefused, Limits, unpack_layer
+from .user_ids import enter_user_namespace
+
+SPARE = 256 << 20
+"""Bytes of the file system that unpacking leaves free."""
+
+
+class LayerMissing(Exception):
+    """The store does not have this layer."""
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """One complete layer."""
+
+    diff_id: str
+    bytes: int
+    used_s: float
+    in_use: bool
+
+
+class LayerStore:
+    """A folder of layers that any number of processes of one user share."""
+
+    def __init__(self, path: str, overlay: str) -> None:
+        self.path = os.path.abspath(path)
+        self.overlay = overlay
+        """Prefix of overlayfs's attributes: `user` for overlays of user namespaces, `trusted` for those of root."""
+        self._held: dict[str, int] = {}
+
+    @property
+    def _kind(self) -> str:
+        return os.path.join(self.path, self.overlay)
+
+    def _place(self, *names: str) -> str:
+        return os.path.join(self._kind, *names)
+
+    def make(self) -> None:
+        """The folders; `NotPrivate` when other users could change what is in them."""
+        os.close(open_private(self.path))
+        for name in ("", "layers", "locks", "drafts"):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._place(name), 0o700)
+
+    def layer(self, diff_id: str) -> str:
+        """Where this layer is or would be."""
+        return self._place("layers", hex_of(diff_id))
+
+    def missing(self, diff_ids: Iterable[str]) -> list[str]:
+        """Those that are not here."""
+        return [diff_id for diff_id in dict.fromkeys(diff_ids) if not os.path.isdir(self.layer(diff_id))]
+
+    def hold(self, diff_ids: Iterable[str]) -> list[str]:
+        """The folders of these layers, which nobody removes until `let_go`. Raises LayerMissing."""
+        paths = []
+        for diff_id in diff_ids:
+            if diff_id not in self._held:
+                self._held[diff_id] = self._lock_shared(diff_id)
+            paths.append(self.layer(diff_id))
+        return paths
+
+    def _lock_shared(self, diff_id: str) -> int:
+        if not os.path.isdir(self.layer(diff_id)):
+            raise LayerMissing(diff_id)
+        fd = os.open(self._place("locks", hex_of(diff_id)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.utime(fd)
+            if os.path.isdir(self.layer(diff_id)):
+                return fd
+        except BlockingIOError:
+            pass  # it is being removed
+        os.close(fd)
+        raise LayerMissing(diff_id)
+
+    def let_go(self, keep: set[str]) -> None:
+        """Others may remove all held layers but these."""
+        for diff_id in self._held.keys() - keep:
+            os.close(self._held.pop(diff_id))
+
+    def listed(self) -> list[StoredLayer]:
+        """Every complete layer, the one used last at the end."""
+        found = []
+        for name in _names(self._place("layers")):
+            path = self._place("locks", name)
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                continue
+            with os.fdopen(fd, "r+") as file:
+                text = file.read(40)
+                size = int(text) if text.strip().isdigit() else 0
+                found.append(StoredLayer(f"sha256:{name}", size, os.fstat(fd).st_mtime, not _lock(fd, wait=False)))
+        return sorted(found, key=lambda layer: layer.used_s)
+
+    def put(self, diff_id: str, digest: str | None, limits: Limits, source: Any, max_bytes: int) -> dict[str, Any]:
+        """Unpack a layer unless it is here or another process is first. In a process of its own: see `main`."""
+        lock = os.open(self._place("locks", hex_of(diff_id)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _lock(lock, wait=True)
+        if os.path.isdir(self.layer(diff_id)):
+            return {"had": True}
+        self.remove_drafts()
+        name = f"{hex_of(diff_id)}.{os.getpid()}"
+        draft_lock = os.open(self._place("drafts", f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _lock(draft_lock, wait=True)
+        draft = self._place("drafts", name)
+        try:
+            os.mkdir(draft, 0o755)
+            os.chmod(draft, 0o755)
+            room = shutil.disk_usage(self._kind).free - SPARE
+            if room <= 0:
+                raise OSError(28, f"no room for layers in {self._kind}")
+            one_user, devices = enter_user_namespace.one_user, os.getuid() == 0 and not enter_user_namespace.entered
+            most = Limits(**{**asdict(limits), "bytes": min(limits.bytes, room)})
+            work = unpack_layer(
+                source, draft, digest=digest, diff_id=diff_id, limits=most, overlay=self.overlay, one_user=one_user,
+                devices=devices,
+            )  # fmt: skip
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, b"%d\n" % work.bytes, 0)
+            os.rename(draft, self.layer(diff_id))
+        finally:
+            _remove(draft)
+            os.unlink(self._place("drafts", f"{name}.lock"))
+        self.collect(max_bytes, keep={diff_id})
+        return {"had": False, "bytes": work.bytes, "entries": work.entries}
+
+    def remove_drafts(self) -> list[str]:
+        """What killed processes left half unpacked."""
+        removed = []
+        for name in _names(self._place("drafts")):
+            if name.endswith(".lock"):
+                continue
+            with contextlib.suppress(OSError), _held_alone(self._place("drafts", f"{name}.lock")) as alone:
+                if alone:
+                    _remove(self._place("drafts", name))
+                    os.unlink(self._place("drafts", f"{name}.lock"))
+                    removed.append(name)
+        for name in _names(self._place("drafts")):
+            whole = name[: -len(".lock")]
+            if name.endswith(".lock") and not os.path.lexists(self._place("drafts", whole)):
+                with contextlib.suppress(OSError), _held_alone(self._place("drafts", name)) as alone:
+                    if alone:
+                        os.unlink(self._place("drafts", name))
+        return removed
+
+    def collect(self, max_bytes: int, keep: Iterable[str] = ()) -> list[str]:
+        """Remove the layers used longest ago until the rest takes at most `max_bytes`; never one in use."""
+        kept = set(keep)
+        layers = self.listed()
+        total = sum(layer.bytes for layer in layers)
+        removed = []
+        for layer in layers:
+            if total <= max_bytes:
+                break
+            if layer.in_use or layer.diff_id in kept:
+                continue
+            with _held_alone(self._place("locks", hex_of(layer.diff_id))) as alone:
+                if alone:
+                    away = self._place("drafts", f"removed-{hex_of(layer.diff_id)}.{os.getpid()}")
+                    os.rename(self.layer(layer.diff_id), away)
+                    _remove(away)
+                    total -= layer.bytes
+                    removed.append(layer.diff_id)
+        return removed
+
+
+def hex_of(digest: str) -> str:
+    """The part of a digest that names files; refuses what is not one."""
+    kind, _, text = digest.partition(":")
+    if kind != "sha256" or len(text) != 64 or not all(letter in "0123456789abcdef" for letter in text):
+        raise LayerRefused(f"not a sha256 digest: {digest[:100]!r}")
+    return text
+
+
+def default_path() -> str:
+    """Where layers are kept when nobody says: on a local disk, for all servers of this user."""
+    places = [path for path in ("/scratch", "/var/tmp", "/tmp") if os.access(path, os.W_OK | os.X_OK)]
+    return os.path.join((places or ["/tmp"])[0], f"hermes-rl-images-{os.getuid()}")
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
+def _lock(fd: int, *, wait: bool) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _held_alone(path: str) -> Iterator[bool]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _lock(fd, wait=False)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    """Layers have the modes of their image: a folder that even its owner may not enter."""
+    if not os.path.lexists(path):
+        return
+    if problems := remove_tree(path):
+        raise OSError(5, "; ".join(problems))
+
+
+def main() -> None:
+    """`{"do", "store", "overlay", ...}` as the argument; the blob on stdin; one JSON line on stdout."""
+    asked = json.loads(sys.argv[1])
+    store = LayerStore(asked["store"], asked["overlay"])
+    try:
+        store.make()
+        if os.geteuid() != 0:
+            enter_user_namespace()
+        if asked["do"] == "put":
+            limits = Limits(**asked.get("limits", {}))
+            answer = store.put(asked["diff_id"], asked["digest"], limits, sys.stdin.buffer, asked["max_bytes"])
+        else:
+            answer = {"drafts": store.remove_drafts(), "removed": store.collect(asked["max_bytes"])}
+    except LayerRefused as error:
+        answer = {"error": str(error), "kind": "refused"}
+    except OSError as error:
+        answer = {"error": f"{error.strerror or error} ({store.path})", "kind": "scratch"}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # the thread that reads stdin may wait for more

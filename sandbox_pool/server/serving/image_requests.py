@@ -1,0 +1,129 @@
+"""Images of leases: finds their layers in this host's store, and takes those it lacks from the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from ..faults import SlotError
+from ..host_files import NotPrivate
+from ..images.layer_store import LayerMissing, LayerStore
+from ..images.unpack import LayerRefused
+from ..images.user_ids import run_module
+from ..isolation.levels import Level
+from ..slots.slots import Slot
+from .peer import Reply, Request
+
+Read = Callable[[], Awaitable[bytes | None]]
+AT_ONCE = 3
+"""Layers that are unpacked at the same time."""
+
+
+class ImageRequests:
+    """The store behind one server."""
+
+    def __init__(self, store: LayerStore, max_bytes: int, level: Level) -> None:
+        self._store = store
+        self._level = level
+        self._max_bytes = max_bytes
+        self._room: asyncio.Semaphore | None = None
+
+    def resolve(self, name: str | None, image: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """What a slot is built from: the layers' folders, topmost first, and the image's settings."""
+        if not name:
+            return None
+        if not self._level.namespaces:
+            raise SlotError(
+                "image", f"a slot with an image needs namespaces, and slots here are isolated by {self._level.name}"
+            )
+        if image is None:
+            if not os.path.isdir(name):
+                raise SlotError("image", f"the image {name!r} is not a folder of this host")
+            return {"key": name, "layers": [os.path.realpath(name)], "env": {}, "workdir": "", "user": ""}
+        wanted = [str(diff_id) for diff_id in image["layers"]]
+        try:
+            paths = self._store.hold(wanted)
+        except LayerMissing:
+            missing = self._store.missing(wanted)
+            raise SlotError("layers", f"{len(missing)} layers of {name} are not on this host", layers=missing) from None
+        except LayerRefused as error:
+            raise SlotError("image", str(error)) from error
+        return {
+            "key": str(image["key"]),
+            "layers": list(dict.fromkeys(reversed(paths))),
+            "env": {str(key): str(value) for key, value in image["env"].items()},
+            "workdir": str(image["workdir"]),
+            "user": str(image["user"]),
+            "diff_ids": wanted,
+        }
+
+    def let_go(self, slots: Iterable[Slot]) -> None:
+        """Other processes may remove layers that no slot stands on."""
+        used: set[str] = set()
+        for slot in slots:
+            if slot.instance is not None or slot.state != "free":
+                image = json.loads(slot.shape)[0].get("image") if slot.shape else None
+                used.update((image or {}).get("diff_ids") or ())
+        self._store.let_go(used)
+
+    async def put_layer(self, request: Request) -> Reply:
+        """Unpack the stream of the request; answered at once when the layer is here, or comes from elsewhere."""
+        header = request.header
+        asked: dict[str, Any] = {
+            "do": "put",
+            "store": self._store.path,
+            "overlay": self._store.overlay,
+            "diff_id": str(header["diff_id"]),
+            "digest": header.get("digest"),
+            "max_bytes": self._max_bytes,
+        }
+        try:
+            self._store.make()
+            if not self._store.missing([asked["diff_id"]]):
+                return {"had": True}, b""
+        except LayerRefused as error:
+            raise SlotError("image", str(error)) from error
+        except (NotPrivate, OSError) as error:
+            raise SlotError("scratch", f"layers cannot be kept in {self._store.path}: {error}") from error
+        if self._room is None:
+            self._room = asyncio.Semaphore(AT_ONCE)
+        async with self._room:
+            return await work_on_store(asked, request.next_chunk), b""
+
+
+async def work_on_store(asked: Mapping[str, Any], read: Read | None = None) -> dict[str, Any]:
+    """Have a process of its own unpack or remove layers; its answer, or the SlotError that it stands for."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *run_module("layer_store"), json.dumps(asked), stdin=pipe, stdout=pipe
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    feeding = asyncio.ensure_future(_feed(process.stdin, read))
+    try:
+        line = await process.stdout.readline()
+    finally:
+        feeding.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # it has answered, or is no longer wanted; its draft is removed by the next one
+        await process.wait()
+    answer: dict[str, Any] = json.loads(line) if line else {"error": "the process that unpacks it died", "kind": ""}
+    if "error" in answer:
+        kind = "scratch" if answer["kind"] == "scratch" else "image"
+        raise SlotError(kind, f"the layer {str(asked.get('diff_id'))[:23]}... is refused: {answer['error']}")
+    return answer
+
+
+async def _feed(target: asyncio.StreamWriter, read: Read | None) -> None:
+    with contextlib.suppress(ConnectionError):
+        while read is not None:
+            data = await read()
+            if data is None:
+                break
+            target.write(data)
+            await target.drain()
+        target.close()

@@ -1,0 +1,259 @@
+"""Images from a real registry: names, logins, mirrors, broken downloads. No login leaves the client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, web
+
+from sandbox_pool import SandboxSpec, SlotPool
+from sandbox_pool.config import ImageSettings
+from sandbox_pool.errors import ImageError
+from sandbox_pool.images import registry as registry_module
+from sandbox_pool.images.image_source import Reference, choose_platform, this_architecture
+from sandbox_pool.images.supply import Images
+from sandbox_pool.server.images.layer_store import LayerStore
+from support.image_layouts import Made, digest, entry, pack
+from support.image_registry import PASSWORD, USER, RunningRegistry, running_registry
+
+
+def make(content: str, **facts) -> Made:
+    return Made([pack([entry("content", data=content.encode() * 1000)])], **facts)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Callable[..., Images]:
+    return lambda **settings: Images(ImageSettings(**settings), cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(str(tmp_path / "store"), "user")
+
+
+def content(store: LayerStore) -> str:
+    (layer,) = (Path(store.path) / "user/layers").iterdir()
+    return (layer / "content").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("python", "docker.io/library/python:latest"),
+        ("python:3.12-slim", "docker.io/library/python:3.12-slim"),
+        ("swebench/sweb.eval.x86_64.a_1776_b:latest", "docker.io/swebench/sweb.eval.x86_64.a_1776_b:latest"),
+        ("localhost:5000/x:1", "localhost:5000/x:1"),
+        ("localhost/x", "localhost/x:latest"),
+        ("ghcr.io/x/y@sha256:" + "a" * 64, "ghcr.io/x/y@sha256:" + "a" * 64),
+        ("[::1]:5000/x", "[::1]:5000/x:latest"),
+    ],
+)
+def test_references_are_read_as_docker_reads_them(text: str, whole: str) -> None:
+    assert str(Reference.parse(text)) == whole
+
+
+@pytest.mark.parametrize("text", ["UPPER/case", "a b", "x@sha256:short", "", "a//b", "x:", "../x", "https://x/y"])
+def test_what_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(ImageError):
+        Reference.parse(text)
+
+
+def test_a_password_in_a_name_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ImageError) as refusal:
+        Reference.parse("https://me:hunter2@registry.example/x")
+    assert "hunter2" not in str(refusal.value)
+
+
+async def test_by_tag_by_digest_and_by_this_machine(
+    registry: RunningRegistry, images: Callable[..., Images], store: LayerStore
+) -> None:
+    other = "arm64" if this_architecture() != "arm64" else "amd64"
+    name = registry.push_index("many", "1", [make("theirs", architecture=other), make("ours")])
+    source = images()
+    await source.pull(name, store)
+    assert content(store).startswith("ours")
+    assert await source.pull(name, store) == []
+    exact = name.rpartition(":")[0] + "@" + _manifest_digest(make("ours"))
+    assert (await source.find(exact)).digest == (await source.find(name)).digest
+    with pytest.raises(ImageError, match=f"is for {other}"):
+        await source.find(f"{registry.host}/many:{other}")
+    with pytest.raises(ImageError, match="has no"):
+        await source.find(f"{registry.host}/many:absent")
+    await source.close()
+    with pytest.raises(ImageError, match="only for riscv64"):
+        choose_platform([{"platform": {"os": "linux", "architecture": "riscv64"}}], "x")
+
+
+def _manifest_digest(made: Made) -> str:
+    return digest(made.manifest()[0])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.skipif(os.getuid() != 0, reason="the store of the pool is root's")
+async def test_a_slot_runs_an_image_of_a_registry(registry: RunningRegistry, app: Made, pool: SlotPool) -> None:
+    name = registry.push(app, "tasks/app", "1")
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        assert (await box.exec("cat main.py; id -u")).output == "print('hi')\n1234\n"
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRegistry]:
+    """With TLS of a private CA, and a password."""
+    if shutil.which("docker-registry") is None or shutil.which("htpasswd") is None:
+        pytest.skip("docker-registry and htpasswd (apache2-utils) are not both installed")
+    with running_registry(tmp_path_factory.mktemp("secure"), secure=True) as running:
+        running.push(make("private"), "private", "1")
+        yield running
+
+
+@pytest.fixture
+def trusted(secure: RunningRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningRegistry:
+    """The CA where docker keeps it, and no login yet."""
+    place = tmp_path / "certs.d" / secure.host
+    place.mkdir(parents=True)
+    assert secure.certificate is not None
+    (place / "ca.crt").write_bytes(secure.certificate.read_bytes())
+    monkeypatch.setattr(registry_module, "CERTIFICATES", (tmp_path / "certs.d",))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "docker").mkdir()
+    return secure
+
+
+async def test_without_a_login_or_the_ca_it_is_refused_in_a_sentence(
+    secure: RunningRegistry, trusted: RunningRegistry, images: Callable[..., Images], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = images()
+    with pytest.raises(ImageError, match="docker login"):
+        await source.find(f"{secure.host}/private:1")
+    await source.close()
+    monkeypatch.setattr(registry_module, "CERTIFICATES", ())
+    source = images()
+    with pytest.raises(ImageError, match="certificate"):
+        await source.find(f"{secure.host}/private:1")
+    await source.close()
+
+
+@pytest.mark.parametrize("way", ["file", "helper", "store"])
+async def test_logins_of_docker_are_used(
+    trusted: RunningRegistry,
+    images: Callable[..., Images],
+    store: LayerStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(0)
+    encoded = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    config = {
+        "file": {"auths": {trusted.host: {"auth": encoded}}},
+        "helper": {"credHelpers": {trusted.host: "tests"}},
+        "store": {"credsStore": "tests"},
+    }[way]
+    (tmp_path / "docker/config.json").write_text(json.dumps(config))
+    helper = tmp_path / "docker-credential-tests"
+    answer = json.dumps({"Username": USER, "Secret": PASSWORD})
+    helper.write_text(f"#!/bin/sh\nread host; [ \"$host\" = {trusted.host} ] || exit 1\necho '{answer}'\n")
+    helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    source = images()
+    await source.pull(f"{trusted.host}/private:1", store)
+    await source.close()
+    assert content(store).startswith("private")
+    assert PASSWORD not in caplog.text
+    assert encoded not in caplog.text
+
+
+class Front:
+    """A registry's front that asks for a bearer token and cuts downloads."""
+
+    def __init__(self, behind: str) -> None:
+        self.behind = behind
+        self.cuts = 3
+        self.ranges: list[str] = []
+        self.tokens: list[str | None] = []
+
+    async def token(self, request: web.Request) -> web.Response:
+        self.tokens.append(request.headers.get("Authorization"))
+        return web.json_response({"token": f"for-{request.query['scope']}"})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if request.headers.get("Authorization") != f"Bearer for-repository:{name}:pull":
+            realm = f'Bearer realm="http://{request.host}/token",service="s",scope="repository:{name}:pull"'
+            return web.Response(status=401, headers={"WWW-Authenticate": realm})
+        async with (
+            ClientSession() as session,
+            session.get(
+                f"{self.behind}{request.path}",
+                headers={k: v for k, v in request.headers.items() if k in ("Accept", "Range")},
+            ) as inner,
+        ):
+            data = await inner.read()
+            headers = {"Content-Type": inner.content_type}
+            if "/blobs/" not in request.path or len(data) < 1000:
+                return web.Response(body=data, status=inner.status, headers=headers)
+            self.ranges.append(request.headers.get("Range", ""))
+            response = web.StreamResponse(status=inner.status, headers={**headers, "Content-Length": str(len(data))})
+            await response.prepare(request)
+            if self.cuts:
+                self.cuts -= 1
+                await response.write(data[: len(data) // 2])
+                request.transport.abort()
+            else:
+                await response.write(data)
+            return response
+
+
+async def test_bearer_tokens_mirrors_and_downloads_that_are_cut(
+    registry: RunningRegistry, images: Callable[..., Images], store: LayerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = pack([entry("content", data=os.urandom(3 << 20))])
+    registry.push(Made([layer], compress=bytes), "behind", "1")
+    front = Front(registry.base)
+    app = web.Application()
+    app.router.add_get("/token", front.token)
+    app.router.add_get("/v2/{name}/{rest:.*}", front.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    monkeypatch.setattr(registry_module, "BACKOFF_S", 0.001)
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    source = images(mirrors={"unreachable.example": [address]})
+    try:
+        await source.pull("unreachable.example/behind:1", store)
+    finally:
+        await source.close()
+        await runner.cleanup()
+    assert front.tokens[0] is None
+    assert [text != "" for text in front.ranges] == [False, True, True, True]
+    assert len({*front.ranges}) == 4
+    assert store.missing([digest(layer)]) == []
+
+
+async def test_what_a_killed_download_left_is_used(tmp_path: Path) -> None:
+    cache = registry_module.BlobCache(tmp_path)
+    data = os.urandom(100_000)
+    name = digest(data)
+    (tmp_path / f"{name[7:]}.partial").write_bytes(data[:60_000])
+    seen: list[int] = []
+
+    async def rest(target: Path) -> None:
+        with target.open("ab") as file:
+            seen.append(file.tell())
+            file.write(data[seen[0] :])
+
+    paths = await asyncio.gather(*(cache.fetch(name, len(data), rest) for _ in range(3)))
+    assert seen == [60_000]
+    assert {path.read_bytes() for path in paths} == {data}
+    assert {path.parent for path in paths} == {tmp_path}
