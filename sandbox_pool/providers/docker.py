@@ -54,6 +54,7 @@ INSIDE = "/run/hermes-rl"
 """Where the slot server's socket is in a container."""
 SOCKETS = Path("/tmp")
 """Short: Linux allows 107 bytes for the path of a socket."""
+SCHEMES = ("unix://", "tcp://", "http://", "https://", "ssh://", "npipe://")
 EXEC = "exec:"
 RELAY_CONNECT_S = 3.0
 POLL_S = 0.1
@@ -106,6 +107,13 @@ class DockerOptions(BaseModel):
     """How long a container may take from its start until its slot server answers."""
     stop_timeout_s: float = Field(default=60.0, gt=0)
     api_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("host")
+    @classmethod
+    def _has_scheme(cls, host: str | None) -> str | None:
+        if host and not host.startswith(SCHEMES):
+            raise ValueError(f"an engine is named as one of {', '.join(SCHEMES)}")
+        return host
 
     @field_validator("labels")
     @classmethod

@@ -301,7 +301,7 @@ ROWS = {
     "pool check --provider docker --option runtme=runsc": "did you mean 'runtime'?",
     "pool check --provider podman --option labels=x": "a label is key=value",
     "pool check --provider docker --option mounts=x": "a mount is SOURCE:TARGET",
-    "pool check --provider docker --option host=nosuch --state-dir s": "the engine nosuch cannot be used",
+    "pool check --provider docker --option host=nosuch": "an engine is named as one of unix://",
     "pool check --provider lokal": "did you mean 'local'?",
     "pool check --provider json:JSONDecoder": "'json:JSONDecoder' is not a provider",
     "pool check --provider json:nosuch": "cannot be loaded",

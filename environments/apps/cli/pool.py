@@ -339,15 +339,15 @@ def job(args: argparse.Namespace) -> int:
 
 def image(args: argparse.Namespace) -> int:
     """Build the image with the engine's own command, which knows its builders, contexts and logins."""
-    program = shutil.which(args.provider)
-    if program is None:
-        raise UsageError(f"there is no command {args.provider!r} here to build the image with")
     flags = {"host": "--url" if args.provider == "podman" else "--host", "context": "--context"}
     engine: list[str] = []
     for name, value in _options(args).items():
         if name not in flags:
             raise UsageError(f"--option {name!r} says nothing about a build; {did_you_mean(name, flags)}")
         engine += [flags[name], value]
+    program = shutil.which(args.provider)
+    if program is None:
+        raise UsageError(f"there is no command {args.provider!r} here to build the image with")
     settings = ["--tag", args.tag, "--build-arg", f"BASE={args.base}"]
     if args.network:
         settings += ["--network", args.network]
