@@ -26,6 +26,7 @@ IMAGE = "localhost/hrl-usr:latest"
 OPTIONS = {"image": IMAGE, "mounts": ["/usr:/usr:ro"], "pull": "never", "network": "none", "python": "/usr/bin/python3"}
 UNPACKED = f"{TOOLS}/docker/usr/sbin:{TOOLS}/docker/usr/bin"
 PATH = f"{UNPACKED}:{os.environ['PATH']}:/usr/sbin:/sbin"
+BASE_ENVIRONMENT = {key: text for key, text in os.environ.items() if key not in ("CONTAINER_HOST", "DOCKER_HOST")}
 PODMAN_CONF = """[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [engine]
@@ -51,7 +52,7 @@ class Engine:
 
     def run(self, *words: str, **settings: object) -> str:
         """Output of a command of the engine."""
-        environment = {**os.environ, "PATH": PATH, **self.environment}
+        environment = {**BASE_ENVIRONMENT, "PATH": PATH, **self.environment}
         asked = [*self.command, *words]
         done = subprocess.run(asked, check=True, capture_output=True, text=True, env=environment, **settings)
         return done.stdout.strip()
@@ -124,7 +125,7 @@ def _folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def _serving(command: list[str], work: Path, environment: dict[str, str]) -> Iterator[None]:
     with (work / "log").open("wb") as log:
-        settings = {**os.environ, "PATH": PATH, **environment}
+        settings = {**BASE_ENVIRONMENT, "PATH": PATH, **environment}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=settings, start_new_session=True, cwd="/")
     try:
         deadline_s = time.monotonic() + START_S
