@@ -25,7 +25,7 @@ help:
 	@echo "make helpers build the slot helper for x86_64 and aarch64 (a 100 MB cross compiler from PyPI)"
 	@echo "make nomad   build the Nomad that the live tests start, where there is none (needs go 1.24.7)"
 	@echo "make vllm    prepare a real vLLM for its live tests (6 GB)"
-	@echo "make readers prepare Harbor and Inspect, which the exports are checked with (120 MB)"
+	@echo "make readers prepare Harbor, Inspect, OpenEnv and pyarrow, which the exports are checked with (500 MB)"
 	@echo "make clean   remove .venv and everything built"
 
 $(INSTALLED): pyproject.toml

@@ -23,8 +23,9 @@ from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.status import StatusFile, slot_facts
-from environments.runs.store import RunDiffers, RunStore, export_sft, write_whole
+from environments.runs.store import RunDiffers, RunStore, write_whole
 from environments.runs.summary import Summary, print_summary, summarize
+from environments.runs.training_data import write_sft
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
@@ -255,7 +256,7 @@ def _all_lost(records: Sequence[RolloutRecord]) -> str:
 
 def finish(env: HermesAgentBaseEnv, store: RunStore, tally: Tally) -> Summary:
     """Export, sum up, and say where everything is."""
-    examples = export_sft(store.records(), store.directory / "sft.jsonl", env.config.rewards.solved_at)
+    examples = write_sft(store.records(), store.directory / "sft.jsonl", env.config.rewards.solved_at)
     summary = summarize(store.records())
     write_whole(store.directory / "summary.json", summary.to_json())
     log.info("%s; %d SFT examples; %s", tally.line(), examples, store.rollouts_path)

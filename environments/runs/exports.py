@@ -20,21 +20,40 @@ from typing import Any
 import orjson
 
 from agent_loop.model.contract import Message
+from agent_loop.model.tokens.template import MessageShape
 from agent_loop.records.record import RolloutRecord, SampledCall
 from environments.runs.report.view_model import text_of
+from environments.runs.selection import Chosen, Takes, read_at
 from environments.runs.store import write_whole
 from environments.runs.summary import LIMIT_OUTCOMES, summarize_slice
+from environments.runs.training_data import (
+    AS_OBJECTS,
+    chatml_row,
+    openai_row,
+    openenv_row,
+    parquet_row,
+    sharegpt_row,
+    trl_pair,
+    trl_row,
+    write_lines,
+    write_parquet,
+)
 
 Export = Callable[[Iterable[RolloutRecord], Path, datetime], Iterator[Path]]
 """(rollouts, folder, when the run was written) -> the files, each written when it is given."""
+Row = Callable[[RolloutRecord, MessageShape], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way to write a run."""
+    """One way to write a run: as files of its own, or as a file with one row per rollout."""
 
     says: str
-    write: Export
+    write: Export | None = None
+    row: Row | None = None
+    takes: Takes = "all"
+    solved: bool = False
+    """Whether only solved rollouts are written unless the user asks for others: imitating the rest teaches mistakes."""
 
 
 def file_name(text: str) -> str:
@@ -306,12 +325,33 @@ def _inspect_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FORMATS: dict[str, Format] = {
+    "openai": Format("conversations in OpenAI's chat format", row=openai_row, takes="trainable", solved=True),
+    "sharegpt": Format(
+        "conversations of human, gpt and tool, calls in Hermes' tags", row=sharegpt_row, takes="trainable", solved=True
+    ),
+    "chatml": Format("conversations as ChatML text", row=chatml_row, takes="trainable", solved=True),
+    "trl": Format("conversations for TRL, or its preference pairs", row=trl_row, takes="trainable", solved=True),
+    "parquet": Format("a table with facts, conversations and tokens", row=parquet_row, takes="trainable"),
+    "openenv": Format("OpenEnv's training traces, with token ids and logprobs", row=openenv_row, takes="tokens"),
     "atif": Format("Harbor's trajectories, one file per rollout, with token ids and logprobs", write_atif),
     "inspect": Format("logs of Inspect, one per policy, for `inspect view`", write_inspect),
 }
 
 
-def export_run(source: Path, records: Iterable[RolloutRecord], name: str, folder: Path) -> list[Path]:
-    """Write the rollouts of a file in a format; the files."""
-    written = datetime.fromtimestamp(int(source.stat().st_mtime), UTC)
-    return list(FORMATS[name].write(records, folder, written))
+def export_run(source: Path, chosen: Chosen, name: str, folder: Path, shape: MessageShape = AS_OBJECTS) -> list[Path]:
+    """Write what was chosen of a file in a format; the files."""
+    own = FORMATS[name]
+    records = read_at(source, chosen.places)
+    if own.write is not None:
+        written = datetime.fromtimestamp(int(source.stat().st_mtime), UTC)
+        return list(own.write(records, folder, written))
+    if own.row is None:
+        raise ValueError(f"format {name} has no way to write")
+    path = folder / ("train.parquet" if name == "parquet" else "train.jsonl")
+    if chosen.pairs:
+        both = read_at(source, (place for pair in chosen.pairs for place in pair))
+        write_lines(path, (trl_pair(better, worse, shape) for better, worse in zip(both, both, strict=True)))
+    else:
+        rows = (own.row(record, shape) for record in records)
+        (write_parquet if name == "parquet" else write_lines)(path, rows)
+    return [path]

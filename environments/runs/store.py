@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -137,30 +137,6 @@ def keep_config(path: Path, config: Mapping[str, Any], check: bool) -> None:
     if check and path.exists() and (changed := _first_difference(_whole_object(path), plain)):
         raise RunDiffers(f"{path.parent} holds a run with another {changed}: choose another --out, or --fresh")
     write_whole(path, orjson.dumps(plain, option=orjson.OPT_INDENT_2))
-
-
-def export_sft(records: Iterable[RolloutRecord], path: Path, solved_at: float = 1.0) -> int:
-    """Write conversations for supervised fine-tuning: the trainable rollouts that are solved; how many.
-
-    The verifier decides what is solved: shaping ranks rollouts, and may take points from one that is right.
-    """
-    count = 0
-    part = path.with_suffix(".part")
-    with writing(path), part.open("wb") as out:
-        for record in records:
-            if not record.trainable or record.verifier_score is None or record.verifier_score < solved_at:
-                continue
-            example = {
-                "id": record.rollout_id,
-                "messages": record.messages,
-                "tools": record.tools,
-                "score": record.score,
-                "item_id": record.item_id,
-            }
-            out.write(orjson.dumps(example) + b"\n")
-            count += 1
-    part.replace(path)
-    return count
 
 
 def append_bytes(path: Path, data: bytes) -> None:

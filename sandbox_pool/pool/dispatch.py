@@ -324,6 +324,7 @@ class Dispatcher:
             self._give_up(grant)
 
     def _refuse_if_full(self, key: str) -> None:
-        hosts = [host for host in self._fleet.hosts.values() if host.key == key and host.state == "ready"]
+        # One that is starting may be on another machine, with room.
+        hosts = [host for host in self._fleet.counted() if host.key == key]
         if hosts and all(host.scratch_full for host in hosts):
             raise ScratchFull(hosts[0].unhealthy)

@@ -262,6 +262,7 @@ BUILT_IN = {
     "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad.nomad_provider:NomadProvider",
     "podman": "sandbox_pool.providers.docker:PodmanProvider",
+    "ssh": "sandbox_pool.providers.ssh.ssh_provider:SshProvider",
 }
 
 

@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -35,31 +34,21 @@ from sandbox_pool.providers.base import Host, HostRecord, ProviderContext, check
 from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.cleanup import clean
 from sandbox_pool.server.host_files import FOLDER, NotPrivate, check_private, open_private, remove_tree
+from sandbox_pool.server.host_folders import (
+    ALIVE,
+    OWN_MODE,
+    SOCKET_PATH_LIMIT,
+    UNFIT,
+    candidates,
+    file_system_type,
+    is_folder,
+    is_running,
+    own_name,
+    read_record,
+    write_new,
+    write_record,
+)
 from sandbox_pool.spec import SandboxSpec
-
-SLOW = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs"})
-"""File systems that are shared over a network, or too slow for layers that live for seconds."""
-UNFIT = SLOW | {"overlay", "aufs", "fuse.fuse-overlayfs"}
-"""Overlay on overlay does not work either: inside a container, /dev/shm is better."""
-
-
-def candidates() -> list[Path]:
-    """Where scratch space is looked for, best first."""
-    return [Path("/scratch"), Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm")]
-
-
-def file_system_type(path: Path, mounts: str | None = None) -> str:
-    """Type of the file system that holds the path, as /proc/mounts names it."""
-    text = Path("/proc/self/mounts").read_text() if mounts is None else mounts
-    best, kind = "", ""
-    real = str(path.resolve())
-    for line in text.splitlines():
-        fields = line.split(" ")
-        point = fields[1].encode().decode("unicode_escape")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind
 
 
 def choose_scratch(configured: Path | None, places: Sequence[Path] | None = None) -> Path:
@@ -79,11 +68,6 @@ def choose_scratch(configured: Path | None, places: Sequence[Path] | None = None
             refusals.append(str(error))
     why = f" ({'; '.join(refusals)})" if refusals else ""
     raise ScratchFull(f"there is no scratch space on this machine that can be used{why}: set `scratch_dir`")
-
-
-def own_name() -> str:
-    """Name of this user's folder in a scratch space that users share."""
-    return f"hermes-rl-{os.getuid()}"
 
 
 def sockets_name() -> str:
@@ -121,17 +105,9 @@ def require_space(path: Path, min_mb: int) -> None:
         raise ScratchFull(f"scratch space {path} is full: {free_mb} MB free, {min_mb} MB are kept; set `scratch_dir`")
 
 
-OWN_MODE = 0o711 if os.getuid() == 0 else 0o700
-"""Root's slots are other users, who keep their layers below: they may enter, but neither list nor write."""
 TERM_GRACE_S = 5.0
-SOCKET_PATH_LIMIT = 100
-"""Linux allows 107 bytes for the path of a unix socket."""
 SHORT_PLACES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))
 """Where sockets go whose path would be too long."""
-ALIVE = "alive"
-"""A file that the slot server holds open as long as it lives. A process that has it open is the one of the record."""
-RECORD_LIMIT = 100_000
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 INTERPRETER_NEEDS = ("LD_LIBRARY_PATH", "PYTHONHOME")
 """What a Python of an HPC module may not start without."""
 LOG_TAIL = 2000
@@ -169,8 +145,8 @@ class LocalProvider:
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Start the server, or find the one of this name that is still running."""
         directory = await asyncio.to_thread(self._directory, name)
-        record = _read_record(directory)
-        if record and _is_running(directory, record):
+        record = read_record(directory)
+        if record and is_running(directory, record):
             return Host(name, str(record["address"]), self._context.token(name), identity=str(record["pid"]))
         if directory.exists():
             await self.stop(name)
@@ -181,13 +157,13 @@ class LocalProvider:
         ready = await self._ready(directory, process)
         address = str(ready.get("address", address))
         identity = {"pid": process.pid, "ticks": start_ticks(process.pid)}
-        _write_record(directory, {**self._record(name, address), **identity})
+        write_record(directory, {**self._record(name, address), **identity})
         return Host(name, address, self._context.token(name), identity=str(process.pid))
 
     async def stop(self, name: str) -> None:
         """End the server and remove all it left. Raises when something remains."""
         directory = await asyncio.to_thread(self._directory, name)
-        record = _read_record(directory) or {}
+        record = read_record(directory) or {}
         await self._end_process(directory, record)
         if not directory.exists():
             return
@@ -205,9 +181,9 @@ class LocalProvider:
 
     def _list(self) -> Records:
         found = []
-        for directory in sorted(path for root in self._roots() for path in root.iterdir() if _is_folder(path)):
-            record = _read_record(directory) or {}
-            state = "running" if _is_running(directory, record) else ("dead" if "pid" in record else "starting")
+        for directory in sorted(path for root in self._roots() for path in root.iterdir() if is_folder(path)):
+            record = read_record(directory) or {}
+            state = "running" if is_running(directory, record) else ("dead" if "pid" in record else "starting")
             created_s = float(record.get("created_s", directory.stat().st_mtime))
             found.append(HostRecord(directory.name, str(record.get("owner", "")), state, created_s, str(directory)))
         return found
@@ -254,11 +230,11 @@ class LocalProvider:
                 os.fchown(scratch, entry.pw_uid, entry.pw_gid)
             os.close(scratch)
             for name, data, mode in (("server.py", pack(), 0o644), (ALIVE, b"", 0o600), ("server.log", b"", 0o600)):
-                _write_new(folder, name, data, mode)
+                write_new(folder, name, data, mode)
         finally:
             os.close(folder)
         address = f"unix:{_socket_path(directory)}"
-        _write_record(directory, self._record(directory.name, address))
+        write_record(directory, self._record(directory.name, address))
         return address
 
     def _clean(self, directory: Path) -> Problems:
@@ -338,7 +314,7 @@ class LocalProvider:
         process = self._processes.pop(directory.name, None)
         if process is not None:
             await _end_child(process)
-        elif _is_running(directory, record):
+        elif is_running(directory, record):
             await _end_by_pid(directory, record)
 
 
@@ -392,60 +368,6 @@ def _remove(directory: Path, address: str) -> Problems:
     return problems
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _read_record(directory: Path) -> dict[str, Any] | None:
-    try:
-        folder = os.open(directory, FOLDER)
-    except OSError:
-        return None
-    try:
-        with os.fdopen(os.open("host.json", READ, dir_fd=folder)) as file:
-            record = json.loads(file.read(RECORD_LIMIT)) if os.fstat(folder).st_uid == os.geteuid() else None
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(folder)
-    return record if isinstance(record, dict) else None
-
-
-def _write_record(directory: Path, record: dict[str, Any]) -> None:
-    folder = os.open(directory, FOLDER)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(".host.json", dir_fd=folder)
-        _write_new(folder, ".host.json", json.dumps(record).encode(), 0o600)
-        os.rename(".host.json", "host.json", src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-def _write_new(folder: int, name: str, data: bytes, mode: int) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(data)
-
-
-def _is_running(directory: Path, record: Mapping[str, Any]) -> bool:
-    """Whether the recorded process lives and is proven ours: same number, same start, and it has our file open."""
-    pid, ticks = record.get("pid"), record.get("ticks")
-    if not isinstance(pid, int) or ticks is None or start_ticks(pid) != ticks:
-        return False
-    try:
-        ours = (directory / ALIVE).lstat()
-        opened = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-    for descriptor in opened:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.path.samestat(descriptor.stat(), ours):
-                return True
-    return False
-
-
 async def _end_child(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         # The end of its stdin tells the server to end; a signal could hit it while it is already cleaning up.
@@ -470,7 +392,7 @@ async def _end_by_pid(directory: Path, record: Mapping[str, Any]) -> None:
         return
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _is_running(directory, record):
+            if not is_running(directory, record):
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, number)

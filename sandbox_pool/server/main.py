@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from . import cleanup
+from . import cleanup, machine
 from .faults import SlotError
 from .images.layer_store import LayerStore, default_path
 from .serving.image_requests import ImageRequests
@@ -46,9 +46,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the server, or clean up after one."""
-    arguments = _arguments()
+    """Run the server, or clean up after one; with `--machine`, start and stop servers for a pool elsewhere."""
     _reset_signals()
+    if sys.argv[1:] == ["--machine"]:
+        machine.serve()
+    arguments = _arguments()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)
     problems = cleanup.clean(arguments.scratch)

@@ -32,7 +32,7 @@ VERBS = {
     "train-check": "a few rollouts through a trainer's own logprob code: are its tokens exact?",
     "view": "make an HTML page of a rollouts.jsonl, or serve it while the run goes on",
     "top": "watch a run in the terminal while it goes on",
-    "export": "write a run in the format of another tool: Harbor's trajectories, Inspect's logs",
+    "export": "write chosen rollouts for a trainer (OpenAI, ShareGPT, ChatML, TRL, Parquet, OpenEnv) or another viewer",
     "parse": "take model text apart into content, reasoning and tool calls",
     "pool": "sandbox slots: status, gc of leftovers, conformance check, benchmark, the job of a cluster",
     "bench": "measure the loop, the tools or serving on this machine",

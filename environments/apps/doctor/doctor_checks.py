@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -184,7 +184,10 @@ async def apptainer() -> Finding:
 
 async def ssh() -> Finding:
     """The ssh client starts slot servers on other machines."""
-    return _by_version("ssh", await ask("ssh", "-V"), "apt-get install openssh-client")
+    found = _by_version("ssh", await ask("ssh", "-V"), "apt-get install openssh-client")
+    if found.status != "ok":
+        return found
+    return replace(found, detail=f"{found.detail}; try it: hermes-rl pool check --provider ssh --option machines=NAME")
 
 
 def _by_version(subject: str, answer: tuple[int, str] | None, fix: str) -> Finding:

@@ -66,7 +66,7 @@ def test_export_writes_a_folder_next_to_the_run(
 ) -> None:
     write_run(tmp_path / "rollouts.jsonl", make_run(items=2, samples=2))
     assert cli.main(["export", str(tmp_path), "--to", to]) == 0
-    assert capsys.readouterr().out == f"{files} files in {tmp_path / to}\n"
+    assert capsys.readouterr().out == f"12 of 12 rollouts in {files} files in {tmp_path / to}\n"
     written = sorted((tmp_path / to).iterdir())
     assert len(written) == files
     for path in written:

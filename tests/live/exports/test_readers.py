@@ -1,10 +1,13 @@
-"""Harbor's own models and Inspect's own reader take what `export` writes. Prepared by tests/live/exports/prepare.sh."""
+"""The formats' own readers take what `export` writes. Prepared by tests/live/exports/prepare.sh."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,11 @@ from environments.apps.cli import main as cli
 from support.records import make_run, write_run
 from support.token_records import tokenized
 
-HOME = Path(__file__).resolve().parents[3] / ".tools" / "readers"
+ROOT = Path(__file__).resolve().parents[3]
+HOME = ROOT / ".tools" / "readers"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (HOME / "ready").is_file(), reason="no readers here: run `make readers`"),
+    pytest.mark.skipif(not (HOME / "ready-openenv").is_file(), reason="no readers here: run `make readers`"),
 ]
 
 HARBOR = """
@@ -48,11 +52,34 @@ for place in list_eval_logs(sys.argv[1]):
     }
 print(json.dumps(found))
 """
+OPENENV = """
+import json, sys
+from pathlib import Path
+from openenv.core.harness.training import TrainingTrace
+found = {}
+for line in (Path(sys.argv[1]) / "train.jsonl").read_text().splitlines():
+    turns = TrainingTrace.model_validate_json(line).turns
+    found[turns[0].metadata["rollout_id"]] = [sum(sum(turn.loss_mask) for turn in turns), turns[0].metadata["score"]]
+print(json.dumps(found))
+"""
+PARQUET = """
+import json, sys
+from pathlib import Path
+from environments.apps.cli import main as cli
+from environments.runs import training_data
+training_data.ROWS_AT_ONCE = 10
+assert cli.main(["export", sys.argv[1], "--to", "parquet"]) == 0
+from pyarrow import parquet
+table = parquet.ParquetFile(Path(sys.argv[1]) / "parquet" / "train.parquet")
+assert table.num_row_groups > 1
+print(json.dumps(table.read().to_pylist()))
+"""
 
 
-def read(name: str, program: str, folder: Path) -> dict:
+def read(name: str, program: str, folder: Path, **environment: str) -> Any:
     words = [str(HOME / name / "bin" / "python"), "-c", program, str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    env = os.environ | environment
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -84,3 +111,24 @@ def test_inspect_reads_every_log(run: Path) -> None:
         assert log["scores"] == {record.rollout_id: record.verifier_score for record in own}
         assert log["errors"] == sum(not record.trainable for record in own)
         assert log["messages"] == sum(len(record.messages) for record in own)
+
+
+def test_openenv_reads_every_trace(run: Path) -> None:
+    assert cli.main(["export", str(run), "--to", "openenv"]) == 0
+    records = [tokenized(record) for record in make_run(items=6, samples=3) if record.trainable]
+    assert read("openenv", OPENENV, run / "openenv") == {
+        r.rollout_id: [sum(len(call.sampled_ids) for call in r.sampled_calls), r.score] for r in records
+    }
+
+
+def test_pyarrow_reads_the_table_row_group_by_row_group(run: Path) -> None:
+    records = [tokenized(record) for record in make_run(items=6, samples=3) if record.trainable]
+    ours = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
+    rows = read("openenv", PARQUET, run, PYTHONPATH=ours)
+    assert [row["rollout_id"] for row in rows] == [record.rollout_id for record in records]
+    for row, record in zip(rows, records, strict=True):
+        assert row["tokens"] == [segment.tokens for segment in record.segments]
+        for segment, mask, logprobs in zip(record.segments, row["mask"], row["logprobs"], strict=True):
+            assert mask == [int(value != -100) for value in segment.masks]
+            assert logprobs == [value if kept else 0.0 for value, kept in zip(segment.logprobs, mask, strict=True)]
+        assert len(json.loads(row["messages"])) == len(record.messages)

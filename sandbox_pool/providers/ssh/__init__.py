@@ -1,0 +1,1 @@
+"""Hosts on machines that are reached by ssh."""
