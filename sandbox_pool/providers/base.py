@@ -258,14 +258,16 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 
 BUILT_IN = {
+    "docker": "sandbox_pool.providers.docker:DockerProvider",
     "local": "sandbox_pool.providers.local:LocalProvider",
     "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad.nomad_provider:NomadProvider",
+    "podman": "sandbox_pool.providers.docker:PodmanProvider",
     "ssh": "sandbox_pool.providers.ssh.ssh_provider:SshProvider",
 }
 
 
-EXTRAS = frozenset({"modal"})
+EXTRAS = frozenset({"docker", "modal", "podman"})
 """Built-in providers that need packages of their own, by the name of the extra."""
 
 

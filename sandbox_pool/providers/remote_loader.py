@@ -30,6 +30,21 @@ STOP_S = 20.0
 LIMIT = 64 << 20
 
 
+def listen(bind: str) -> tuple[socket.socket, str]:
+    """A socket that listens at `unix:/path`, or at an IP address and HRL_PORT, and the server's word for it."""
+    if bind.startswith("unix:"):
+        path = Path(bind[5:])
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+        return listener, bind
+    port = int(os.environ["HRL_PORT"])
+    return socket.create_server((bind, port)), f"tcp:{bind}:{port}"
+
+
 def accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, str]:
     """The first peer that sends the token."""
     wanted = os.environ["HRL_TOKEN_SHA256"]
@@ -111,10 +126,9 @@ def main() -> None:
     scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
     if scratch.is_symlink() or scratch.stat().st_uid != os.geteuid() or scratch.stat().st_mode & 0o022:
         sys.exit(f"another user could change what is in {scratch}")
-    address = os.environ["HRL_BIND"], int(os.environ["HRL_PORT"])
+    listener, address = listen(os.environ["HRL_BIND"])
     placed = os.environ.get("HRL_SERVER_PATH")
     path = Path(placed or scratch / "server.py")
-    listener = socket.create_server(address)
     peer, token = accept(listener, time.monotonic() + float(os.environ["HRL_LOAD_S"]))
     listener.close()
     if placed and path.exists():  # put there by whoever runs the nodes
@@ -122,10 +136,9 @@ def main() -> None:
     else:
         receive(peer, path)
     command = [sys.executable, str(path), "--scratch", str(scratch / "s")]
-    listen = ["--listen", f"tcp:{address[0]}:{address[1]}", "--die-with-parent"]
     code = -1
     try:
-        code = run([*command, *listen], token, peer)
+        code = run([*command, "--listen", address, "--die-with-parent"], token, peer)
     finally:
         if code != 0:  # after a proper end the server has cleaned up itself
             subprocess.run([*command, "--cleanup"], stdin=subprocess.DEVNULL, timeout=STOP_S, check=False)

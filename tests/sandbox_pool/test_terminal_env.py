@@ -28,8 +28,9 @@ def test_the_variables_of_the_earlier_system_are_understood():
     assert (spec.workdir, spec.cpu, spec.memory_mb, spec.disk_mb) == ("/srv/task", 2.0, 5120, 51200)
 
 
-def test_commands_keep_the_network_that_earlier_scripts_rely_on():
-    assert PoolConfig.from_env({"TERMINAL_ENV": "local"}).spec.network == "host"
+def test_elsewhere_commands_have_the_network_that_hermes_agents_tasks_have():
+    assert PoolConfig.from_env({"TERMINAL_ENV": "local"}).spec.network == "none"
+    assert PoolConfig.from_env({"TERMINAL_ENV": "modal"}).spec.network == "host"
     assert PoolConfig.from_env({"TERMINAL_TIMEOUT": "60"}).spec.network == "none"
 
 

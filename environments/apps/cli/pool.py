@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+import sandbox_pool
 from environments.errors import UsageError, at_least
 from sandbox_pool import PoolConfig, SandboxError, SandboxSpec, SlotPool
 from sandbox_pool.config import ImageSettings
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from sandbox_pool.conformance import Check, CheckResult
     from sandbox_pool.server.images.layer_store import LayerStore
 
+IMAGES = Path(sandbox_pool.__file__).parent / "images"
 EXAMPLE = "hermes-rl pool bench --slots 16 --json"
 
 PROMISES = {"exec_p50": 1.0, "exec_p99": 3.0, "cycle_p50": 8.0}
@@ -67,6 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench.add_argument(
         "--many", type=at_least(0), default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
+    )
+    image = actions.add_parser("image", help="build the image of slots in containers")
+    image.add_argument("image_action", choices=("build",), metavar="build")
+    image.add_argument("--provider", choices=("docker", "podman"), default="docker", help="whose command builds it")
+    image.add_argument("--tag", default="hermes-sandbox", help="name of the image (default hermes-sandbox)")
+    image.add_argument("--base", default="debian:bookworm-slim", help="a Debian to build on")
+    image.add_argument("--network", help="network of the build, e.g. host")
+    image.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="host or context of the engine"
     )
     job = actions.add_parser("job", help="print the job that a provider's hosts are started from")
     _add_images(actions)
@@ -109,7 +122,7 @@ def _add_images(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the action; each prints a table for people, or JSON for programs."""
-    actions = {"status": status, "gc": gc, "check": check, "bench": bench, "job": job, "images": images}
+    actions = {"status": status, "gc": gc, "check": check, "bench": bench, "image": image, "job": job, "images": images}
     return actions[args.action](args)
 
 
@@ -347,6 +360,23 @@ def job(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     return 0
+
+
+def image(args: argparse.Namespace) -> int:
+    """Build the image with the engine's own command, which knows its builders, contexts and logins."""
+    flags = {"host": "--url" if args.provider == "podman" else "--host", "context": "--context"}
+    engine: list[str] = []
+    for name, value in _options(args).items():
+        if name not in flags:
+            raise UsageError(f"--option {name!r} says nothing about a build; {did_you_mean(name, flags)}")
+        engine += [flags[name], value]
+    program = shutil.which(args.provider)
+    if program is None:
+        raise UsageError(f"there is no command {args.provider!r} here to build the image with")
+    settings = ["--tag", args.tag, "--build-arg", f"BASE={args.base}"]
+    if args.network:
+        settings += ["--network", args.network]
+    return subprocess.run([program, *engine, "build", *settings, str(IMAGES)], check=False).returncode and 1
 
 
 def images(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from environments.config.loader import masked
+from sandbox_pool.errors import PlaceUnreachable
 
 if TYPE_CHECKING:
     from sandbox_pool.client.host_client import HostInfo
@@ -162,18 +163,29 @@ def _has_modal_token() -> bool:
 
 
 async def docker() -> Finding:
-    answer = await ask("docker", "info", "--format", "{{.ServerVersion}}")
-    if answer is None:
-        return Finding("docker", "missing", "not installed, or no answer in time", "install Docker Engine")
-    code, line = answer
-    if code:
-        return Finding("docker", "missing", "client installed, no engine answers", "start dockerd")
-    return Finding("docker", "ok", f"engine {line}")
+    return await _engine("docker", "start dockerd, or set DOCKER_HOST")
 
 
 async def podman() -> Finding:
-    """Podman needs no daemon."""
-    return _by_version("podman", await ask("podman", "--version"), "apt-get install podman")
+    """Slots need the API of podman, which its socket serves."""
+    return await _engine("podman", "systemctl --user start podman.socket, or set CONTAINER_HOST")
+
+
+async def _engine(kind: str, fix: str) -> Finding:
+    """Asks the engine that the provider would use, and whether it has the image."""
+    if importlib.util.find_spec("aiodocker") is None:
+        return Finding(kind, "missing", "client library not installed", f"pip install 'hermes-rl[{kind}]'")
+    from sandbox_pool.providers.docker import IMAGE, UNREACHABLE, DockerOptions, open_engine
+
+    try:
+        async with open_engine(kind, DockerOptions(api_timeout_s=ANSWER_WITHIN_S)) as engine:
+            version = (await engine.version())["Version"]
+            known = {tag for each in await engine.images.list() for tag in each.get("RepoTags") or ()}
+    except (PlaceUnreachable, *UNREACHABLE) as error:
+        return Finding(kind, "missing", f"no engine answers: {error}", fix)
+    if any(f"/{tag}".endswith(f"/{IMAGE}:latest") for tag in known):
+        return Finding(kind, "ok", f"engine {version} with the image {IMAGE}")
+    return Finding(kind, "ok", f"engine {version}; the image {IMAGE} is made by: hermes-rl pool image build")
 
 
 async def apptainer() -> Finding:

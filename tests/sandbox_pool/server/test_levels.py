@@ -146,7 +146,8 @@ async def home(sandbox: object) -> str:
 async def test_the_servers_environment_is_invisible(server: Server) -> None:
     async with server.lease() as sandbox:
         found = await sandbox.exec(
-            "{ env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; } | grep -e __hermes= -e secret-of-the-server"
+            "{ env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; }"
+            " | grep -e __hermes= -e secret-of-the-server"
         )
         visible_anyway = server.client.info.isolation == "plain"
         assert "__hermes=" in found.output
