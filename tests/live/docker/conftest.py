@@ -66,6 +66,6 @@ async def make_provider(make_config):
 
     yield make
     for provider in made:
-        for record in await provider.list():
-            await provider.stop(record.name)
+        for name in {record.name for record in await provider.list()} | {"hrl-a", "hrl-b", "hrl-c"}:
+            await provider.stop(name)
         await provider.close()
