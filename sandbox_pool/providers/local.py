@@ -106,6 +106,8 @@ def require_space(path: Path, min_mb: int) -> None:
 
 
 TERM_GRACE_S = 5.0
+BEING_MADE_S = 10.0
+"""A folder without a record that is younger may be one that somebody is about to write."""
 SHORT_PLACES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))
 """Where sockets go whose path would be too long."""
 INTERPRETER_NEEDS = ("LD_LIBRARY_PATH", "PYTHONHOME")
@@ -183,6 +185,8 @@ class LocalProvider:
         found = []
         for directory in sorted(path for root in self._roots() for path in root.iterdir() if is_folder(path)):
             record = read_record(directory) or {}
+            if not record and time.time() - directory.stat().st_mtime < BEING_MADE_S:
+                continue
             state = "running" if is_running(directory, record) else ("dead" if "pid" in record else "starting")
             created_s = float(record.get("created_s", directory.stat().st_mtime))
             found.append(HostRecord(directory.name, str(record.get("owner", "")), state, created_s, str(directory)))
@@ -222,6 +226,7 @@ class LocalProvider:
             os.close(root)
         try:
             os.fchmod(folder, OWN_MODE)
+            write_record(directory, self._record(directory.name, ""))  # first: a gc that looks now must see the owner
             os.mkdir("scratch", 0o700, dir_fd=folder)
             scratch = os.open("scratch", FOLDER, dir_fd=folder)
             os.fchmod(scratch, OWN_MODE)

@@ -134,6 +134,7 @@ def test_a_key_that_is_no_key_is_refused(tmp_path, content):
 def test_a_damaged_journal_is_set_aside_and_rebuilt_from_what_is_there(tmp_path, capsys):
     state, host = garbage(tmp_path / "state"), tmp_path / "s" / f"hermes-rl-{os.getuid()}" / "lost"
     (host / "scratch").mkdir(parents=True)
+    os.utime(host, (0, 0))
     flags = ["--state-dir", str(state), "--scratch-dir", str(tmp_path / "s")]
     assert main(["pool", "gc", "--rebuild", *flags]) == 0
     out, err = capsys.readouterr()

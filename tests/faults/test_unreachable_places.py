@@ -63,6 +63,7 @@ def test_gc_says_what_it_cannot_reach_and_cleans_the_rest(tmp_path, capsys, reco
         record(f"ghost{number}")
     stray = tmp_path / "s" / f"hermes-rl-{os.getuid()}" / "stray"
     (stray / "scratch").mkdir(parents=True)
+    os.utime(stray, (0, 0))  # a young one may be somebody's who is about to write its record
     code, actions = collect(tmp_path, capsys, "--scratch-dir", str(tmp_path / "s"))
     assert (code, actions["stray"]["done"], actions["ghost0"]["done"]) == (0, "destroyed", "kept")
     assert "cannot be asked" in actions["ghost0"]["reason"]

@@ -285,7 +285,7 @@ ROWS = {
     "export afile --to inspect": "afile, line 1",
     "export foreign --to atif --out afile": "cannot write afile",
     "export foreign --to parquet --out p": "--to parquet needs the package pyarrow",
-    "export foreign --to openai": "none of the 1 rollouts is exported (left out: 1 not trainable)",
+    "export foreign --to openai --min-score 2": "none of the 1 rollouts is exported (left out: 1 score)",
     "export foreign --to openai --outcome nosuch": "argument --outcome: invalid choice: 'nosuch'",
     "export foreign --to openai --best 0": "--best: 0 is too small: at least 1",
     "export foreign --to openai --pairs 1": "--pairs goes with --to trl",

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--many", type=at_least(0), default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
     )
     image = actions.add_parser("image", help="build the image of slots in containers")
-    image.add_argument("image_action", choices=("build",), metavar="build")
+    image.add_argument("image_action", choices=("build",), metavar="build", help="make the image of our sandboxes")
     image.add_argument("--provider", choices=("docker", "podman"), default="docker", help="whose command builds it")
     image.add_argument("--tag", default="hermes-sandbox", help="name of the image (default hermes-sandbox)")
     image.add_argument("--base", default="debian:bookworm-slim", help="a Debian to build on")

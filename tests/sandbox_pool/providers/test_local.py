@@ -87,6 +87,8 @@ async def test_a_directory_without_a_record_is_cleaned_up_too(make_provider, tmp
     provider = make_provider()
     stray = tmp_path / "s" / f"hermes-rl-{os.getuid()}" / "stray"
     (stray / "scratch").mkdir(parents=True)
+    assert await provider.list() == []  # somebody may be about to write its record
+    os.utime(stray, (0, 0))
     assert [record.name for record in await provider.list()] == ["stray"]
     await provider.stop("stray")
     assert not stray.exists()

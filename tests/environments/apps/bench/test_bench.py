@@ -30,7 +30,9 @@ def test_bench_loop_reports_every_figure_as_json(capsys, monkeypatch, server):
     assert report["settings"] == {"server": server, "rollouts": 4, "turns": 2, "latency_s": 0.01, "repeat": 2}
     names = set(report["figures"])
     assert names >= {"wall_over_ideal", "cpu_per_turn", "stall_p99", "memory_per_rollout", "growth_60_over_10"}
-    assert all(figure["value"] >= 0 for figure in report["figures"].values())
+    measured = {name: figure["value"] for name, figure in report["figures"].items()}
+    measured.pop("memory_per_rollout")  # of four rollouts the process may give back more than it took
+    assert all(value >= 0 for value in measured.values())
     assert 0 <= report["figures"]["cpu_taken"]["value"] <= 100
     assert report["figures"]["wall_slowest"]["value"] >= report["figures"]["wall"]["value"]
 
