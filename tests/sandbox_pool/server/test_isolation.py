@@ -34,7 +34,7 @@ ESCAPES = {
     "kernel settings": "echo 1 > /proc/sys/kernel/panic",
     "init's memory": "head -c 1 /proc/1/mem",
     "init's environment": "cat /proc/1/environ",
-    "init's descriptors": "ls /proc/1/fd/",
+    "init's descriptors": "readlink /proc/1/fd/[0-9]* || cat /proc/1/fd/0 || : < /proc/1/fd/3",
     "kill init": "kill -9 1; sleep 0.1; ! test -d /proc/1",
     "trace init": 'python3 -c "import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).ptrace(16,1,0,0)==0 else 1)"',
     "io_uring": 'python3 -c "import ctypes,sys; sys.exit(0 if ctypes.CDLL(None).syscall(425,8,0)>=0 else 1)"',
