@@ -48,8 +48,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the server, or clean up after one; with `--machine`, start and stop servers for a pool elsewhere."""
     _reset_signals()
-    if sys.argv[1:] == ["--machine"]:
-        machine.serve()
+    if sys.argv[1:] in (["--machine"], ["--machine-and-servers"]):
+        machine.serve(keep_servers=sys.argv[1] == "--machine")
     arguments = _arguments()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)
