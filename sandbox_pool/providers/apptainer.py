@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field, field_validator
 
+from sandbox_pool.errors import PlaceUnreachable
 from sandbox_pool.images.image_source import is_for_slots
 from sandbox_pool.providers.base import Texts
 from sandbox_pool.providers.machines.machine_session import Machine, MachineOptions, SessionFolder
@@ -83,7 +84,6 @@ class ApptainerOptions(MachineOptions, ImageOptions):
 
     python: str = sys.executable
     """Interpreter of the program that starts instances."""
-    image: str = Field(min_length=1)
 
 
 class ThisMachine(Machine):
@@ -118,7 +118,10 @@ class ApptainerProvider(MachinesProvider[ApptainerOptions]):
 
     def own_image(self, spec: SandboxSpec) -> str | None:
         """The spec's, where it is a registry's, else that of the options."""
-        return self._options.own_image(spec)
+        image = self._options.own_image(spec)
+        if image is None:
+            raise PlaceUnreachable("no image for hosts: set `image` in provider_options, or name one in the spec")
+        return image
 
     def everywhere(self) -> dict[str, Any]:
         """Instances are ended with the same program."""

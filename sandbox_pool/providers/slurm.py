@@ -46,6 +46,8 @@ class Node(Machine):
     """One node of the job, and the step on it."""
 
     keeps_servers = False
+    # Slurm signals every process of a step, those of slots as well, in an order of its own.
+    server_flags = ("--settle-s", "1")
     end_s = 60.0
     unreached = "may this machine open connections to the nodes?"
 
@@ -120,9 +122,12 @@ class SlurmProvider(MachinesProvider[SlurmOptions]):
         """The hosts on the nodes of the job; on one that has ended there are none."""
         return await super().list() if self._job and await self._runs(self._job) else []
 
+    # All jobs are asked for: about one that it has forgotten, squeue only says that the id is invalid.
+
     async def _ask_nodes(self, job: str) -> dict[str, str]:
-        nodes = await _output("squeue", "--noheader", "--states=RUNNING", f"--jobs={job}", "--format=%N")
-        if not nodes:
+        running = await _output("squeue", "--noheader", "--me", "--states=RUNNING", "--format=%i %N")
+        nodes = dict(line.split() for line in running.splitlines()).get(job)
+        if nodes is None:
             raise PlaceUnreachable(f"the Slurm job {job} does not run")
         lines = (await _output("scontrol", "--oneliner", "show", "node", nodes)).splitlines()
         facts = [dict(word.partition("=")[::2] for word in line.split() if "=" in word) for line in lines]
@@ -134,7 +139,6 @@ class SlurmProvider(MachinesProvider[SlurmOptions]):
     async def _runs(self, job: str) -> bool:
         """Whether anything of the job may still run: a job that ends keeps its nodes until all is killed."""
         states = "--states=RUNNING,COMPLETING,SUSPENDED,STOPPED"
-        # Without `--jobs`: about a job that it has forgotten, squeue only says that the id is invalid.
         return job in (await _output("squeue", "--noheader", "--me", states, "--format=%i")).split()
 
 

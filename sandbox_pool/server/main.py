@@ -40,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--images", help="where layers of images are kept for all servers of this user")
     parser.add_argument("--images-max-gb", type=float, default=50.0, help="what those layers may take")
     parser.add_argument("--keep-out", action="append", default=[], help="a folder that no spec may mount into a slot")
+    parser.add_argument("--settle-s", type=float, default=0.0, help="keep back so long that a command was killed")
     parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
     parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
     return parser.parse_args()
@@ -101,6 +102,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     service = Service(
         token, slots, snapshots, facts=facts, scratch=arguments.scratch, own_image=arguments.image, images=images
     )
+    service.settle_s = arguments.settle_s
     host.on_lost = service.stopping.set
     server, address = await _listen(arguments.listen, service)
     cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])

@@ -72,6 +72,8 @@ class Machine:
 
     keeps_servers = True
     """Whether servers outlive the process that leads there."""
+    server_flags: tuple[str, ...] = ()
+    """More arguments of servers there."""
     end_s = 5.0
     """How long that process may take to end when it is told so."""
     unreached = ""

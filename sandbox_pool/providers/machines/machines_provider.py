@@ -147,7 +147,10 @@ class MachinesProvider(ABC, Generic[OptionsOfMachines]):
     async def _start_on(self, machine: Machine, name: str, spec: SandboxSpec) -> dict[str, Any]:
         context = self._context
         fields = {
-            "arguments": context.server_arguments(name, self._options.level, self.own_image(spec)),
+            "arguments": [
+                *context.server_arguments(name, self._options.level, self.own_image(spec)),
+                *machine.server_flags,
+            ],
             "listen": machine.listen(),
             **self._where(),
             **await self.more(machine, spec),

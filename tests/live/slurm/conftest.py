@@ -48,6 +48,14 @@ def scratch():
 
 
 @pytest.fixture
+def images():
+    """A folder for images that other users may pass through."""
+    folder = Path(tempfile.mkdtemp(prefix="hrl-a-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
 async def make_config(job, cluster, scratch, tmp_path):
     def make(options=None, **settings):
         return PoolConfig(

@@ -44,6 +44,7 @@ def test_json_has_one_key_per_subject(capsys):
         "docker",
         "podman",
         "apptainer",
+        "slurm",
         "ssh",
     } <= set(report)
     assert report["python"]["status"] == "ok"
