@@ -268,6 +268,7 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 BUILT_IN = {
     "apptainer": "sandbox_pool.providers.apptainer:ApptainerProvider",
+    "daytona": "sandbox_pool.providers.daytona.daytona_provider:DaytonaProvider",
     "docker": "sandbox_pool.providers.docker:DockerProvider",
     "local": "sandbox_pool.providers.local:LocalProvider",
     "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
@@ -278,7 +279,7 @@ BUILT_IN = {
 }
 
 
-EXTRAS = frozenset({"docker", "modal", "podman"})
+EXTRAS = frozenset({"daytona", "docker", "modal", "podman"})
 """Built-in providers that need packages of their own, by the name of the extra."""
 
 

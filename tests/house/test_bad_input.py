@@ -176,6 +176,7 @@ ROWS = {
     "process apptainer/terminal_tasks --env.pool.provider_options.binds data": "a bind is SOURCE, SOURCE:TARGET",
     "process apptainer/terminal_tasks --env.pool.provider_options.imag x": "did you mean 'image'?",
     f"process apptainer/terminal_tasks {FAST} --env.pool.start_attempts 1": "there is no image 'sandbox.sif'",
+    "process daytona/terminal_tasks --env.pool.provider_options.auto_stop_minutes 0": "greater than or equal to 1",
     f"process slurm/terminal_tasks {FAST} --env.pool.start_attempts 1": "not inside a Slurm allocation",
     f"process terminal_tasks {FAST} --env.pool.state_dir afile/x": "afile/x",
     f"process terminal_tasks {FAST} --env.pool.scratch_dir afile/x": "afile",

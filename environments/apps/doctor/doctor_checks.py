@@ -219,6 +219,16 @@ async def ssh() -> Finding:
     return replace(found, detail=f"{found.detail}; try it: hermes-rl pool check --provider ssh --option machines=NAME")
 
 
+async def daytona() -> Finding:
+    """Is Daytona's SDK installed, and is there a key?"""
+    if importlib.util.find_spec("daytona") is None:
+        return Finding("daytona", "missing", "SDK not installed", "pip install 'hermes-rl[daytona]'")
+    version = importlib.metadata.version("daytona")
+    if os.environ.get("DAYTONA_API_KEY"):
+        return Finding("daytona", "ok", f"SDK {version}, key found")
+    return Finding("daytona", "missing", f"SDK {version}, no key", f"set DAYTONA_API_KEY, then {TRY} daytona")
+
+
 def _by_version(subject: str, answer: tuple[int, str] | None, fix: str) -> Finding:
     if answer is None:
         return Finding(subject, "missing", "not installed", fix)
@@ -356,6 +366,7 @@ CHECKS: tuple[Callable[[], Awaitable[Finding]], ...] = (
     apptainer,
     slurm,
     ssh,
+    daytona,
 )
 
 
