@@ -315,7 +315,11 @@ class Rollouts:
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            rollout = await runner.run(job.for_rollout(rollout_id, sampling))
+            told = job.for_rollout(rollout_id, sampling)
+            if self.env.cassettes is None:
+                rollout = await runner.run(told)
+            else:
+                rollout = await self.env.cassettes.recorded(told, runner.run)
             self._check_prompt_fits(rollout.record)
             if counted:
                 self.env.keep(rollout.record)
@@ -331,8 +335,9 @@ class Rollouts:
 
         env = self.env
         starts = type(env).start is not HermesAgentBaseEnv.start
+        pool = env.opened_pool()
         return RolloutRunner(
-            env.opened_pool(),
+            pool if env.cassettes is None else env.cassettes.taped(pool),
             model or env.opened_model(),
             env.reward_terms,
             env.compute_reward,
