@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+TRY_AGAIN_S = 0.5
+"""Pause before the second try, doubled with each: a disk that is full for three seconds refuses at once, and without a
+pause every item of these seconds would use up its tries."""
 KNOWN_SOLUTIONS = 4096
 """Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
 KEPT_SNAPSHOTS = 32
@@ -91,6 +94,8 @@ async def run_members(
             result.lost.append(rollout.record)
             if rollout.record.outcome in (REWARD_ERROR, PREPARE_ERROR) or time.monotonic() >= deadline:
                 break
+            if attempt_number + 1 < tries:
+                await asyncio.sleep(TRY_AGAIN_S * 2**attempt_number)
         return None
 
     try:
