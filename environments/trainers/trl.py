@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -62,8 +63,10 @@ class TrlRolloutWorker:
         """Stop; rollouts that run are cancelled."""
         if self._running is not None:
             self._running.cancel()
-        while not self.rollout_buffer.empty():  # whoever waits for room is let go
-            self.rollout_buffer.get_nowait()
+        with self.rollout_buffer.mutex:  # whoever waits for room is let go
+            self.rollout_buffer.maxsize = sys.maxsize
+            self.rollout_buffer.queue.clear()
+            self.rollout_buffer.not_full.notify_all()
         if self._opened_here:
             self._opened_here = False
             self._rollouts.__exit__(None, None, None)
