@@ -109,7 +109,7 @@ def test_groups_without_signal_and_lost_ones_are_counted_and_never_sent(pool: Di
     rolling.start()
     try:
         assert rolling.metrics_queue.get(timeout=60) == {"hermes/groups_without_signal_total": 1.0}
-        pool.refuse = ["/0"]
+        pool.refuse = ["/0"] * 1000
         while (told := rolling.metrics_queue.get(timeout=60)) == {"hermes/groups_without_signal_total": 1.0}:
             pass
         assert told == {"hermes/lost_groups_total": 1.0}
