@@ -20,14 +20,17 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, BinaryIO
 
+Parts = tuple[bytes, ...]
 PIECE = 1 << 20
 BLOCK = 512
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FOLDERS = 256
 LINKS_FOLLOWED = 40
+USUAL_IDS = 65_536
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -234,9 +237,9 @@ class Archive:
             entry.uid, entry.gid = int(facts.get(b"uid", entry.uid)), int(facts.get(b"gid", entry.gid))
             entry.size = int(facts.get(b"size", entry.size))
             if b"mtime" in facts:
-                entry.mtime_ns = int(float(facts[b"mtime"]) * 10**9)
+                entry.mtime_ns = int(Decimal(facts[b"mtime"].decode("ascii")) * 10**9)
             self._pax_sparse(entry, facts, records)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise LayerRefused(f"an extended header cannot be read: {error}") from None
         if entry.size < 0:
             raise LayerRefused("a file of negative size")
@@ -301,7 +304,7 @@ def _pax_records(data: bytes) -> list[tuple[bytes, bytes]]:
     return records
 
 
-def path_parts(name: bytes) -> tuple[bytes, ...]:
+def path_parts(name: bytes) -> Parts:
     """A name of the archive as folders and file; `..` is refused."""
     parts = tuple(part for part in name.split(b"/") if part not in (b"", b"."))
     if b".." in parts:
@@ -325,9 +328,14 @@ class Unpacker:
         """Only one id can be given to files: others' become ours, as engines without id ranges have it."""
         self._devices = devices
         self._archive = Archive(pieces, limits)
-        self._open: dict[tuple[bytes, ...], int] = {}
-        self._folder_times: dict[tuple[bytes, ...], int] = {}
+        self._open: dict[Parts, int] = {}
+        self._folder_times: dict[Parts, int] = {}
+        self._current: Parts = ()
         self._set_group_seen = False
+        self.implied: set[Parts] = set()
+        """Folders that something was put into and that no entry names."""
+        self.high_ids: set[int] = set()
+        """Owners beyond the ids that a slot has anyway."""
         self._ids = os.geteuid(), os.getegid()
         self.entries = self.bytes = 0
 
@@ -365,7 +373,9 @@ class Unpacker:
         if not parts:
             if entry.kind == b"5":
                 self._dress(self._root, entry)
+                self._folder_times[()] = entry.mtime_ns
             return
+        self._current = parts
         parent, name = self._folder(parts[:-1]), parts[-1]
         if name.startswith(WHITEOUT):
             self._white_out(parent, name)
@@ -380,7 +390,7 @@ class Unpacker:
         else:
             raise LayerRefused(f"an entry of unknown kind {entry.kind!r}")
 
-    def _folder(self, parts: tuple[bytes, ...], followed: int = 0) -> int:
+    def _folder(self, parts: Parts, followed: int = 0) -> int:
         """A descriptor of the folder, made where it is missing."""
         if not parts:
             return self._root
@@ -390,12 +400,13 @@ class Unpacker:
             self._open[parts] = fd
         return fd
 
-    def _enter(self, parent: int, parts: tuple[bytes, ...], followed: int) -> int:
+    def _enter(self, parent: int, parts: Parts, followed: int) -> int:
         name = parts[-1]
         try:
             return os.open(name, FOLDER, dir_fd=parent)
         except FileNotFoundError:
             os.mkdir(name, 0o755, dir_fd=parent)
+            self.implied.add(parts)
             return os.open(name, FOLDER, dir_fd=parent)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
@@ -477,7 +488,7 @@ class Unpacker:
         self._pieces.skip(left)
         os.ftruncate(fd, entry.real_size)
 
-    def _make_folder(self, parent: int, parts: tuple[bytes, ...], entry: Entry) -> None:
+    def _make_folder(self, parent: int, parts: Parts, entry: Entry) -> None:
         name = parts[-1]
         try:
             os.mkdir(name, 0o755, dir_fd=parent)
@@ -490,6 +501,7 @@ class Unpacker:
                 os.mkdir(name, 0o755, dir_fd=parent)
         self._dress(self._folder(parts), entry)
         self._folder_times[parts] = entry.mtime_ns
+        self.implied.discard(parts)
 
     def _hard_link(self, parent: int, name: bytes, entry: Entry) -> None:
         target = path_parts(entry.link)
@@ -549,6 +561,7 @@ class Unpacker:
             self._set_attribute(fd, key, value)
 
     def _must_own(self, entry: Entry) -> bool:
+        self.high_ids.update(number for number in (entry.uid, entry.gid) if number >= USUAL_IDS)
         return (entry.uid, entry.gid) != self._ids or self._set_group_seen
 
     @contextlib.contextmanager
@@ -576,17 +589,20 @@ class Unpacker:
                 _remove_folder(keep, name)
             finally:
                 os.close(keep)
-            gone = [parts for parts in self._open if name in parts]
+            gone = [parts for parts in self._open if name in parts]  # also by another name, behind a link
             for parts in gone:
                 if self._open[parts] != parent:
                     os.close(self._open.pop(parts))
-            for parts in [parts for parts in self._folder_times if name in parts]:
-                del self._folder_times[parts]
+            here = self._current
+            self.implied = {parts for parts in self.implied if parts[: len(here)] != here}
+            self._folder_times = {
+                parts: time for parts, time in self._folder_times.items() if parts[: len(here)] != here
+            }
         else:
             os.unlink(name, dir_fd=parent)
 
 
-def _shown(parts: tuple[bytes, ...]) -> str:
+def _shown(parts: Parts) -> str:
     return repr(os.fsdecode(b"/".join(parts))[:200])
 
 
