@@ -31,6 +31,8 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FOLDERS = 256
 LINKS_FOLLOWED = 40
 USUAL_IDS = 65_536
+NO_ID = (1 << 32) - 1
+MOST_TIME_NS = 1 << 63
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -131,7 +133,7 @@ class Pieces:
 def _number(text: bytes) -> int:
     """Octal, or base 256 when the first bit is set."""
     if text[0] & 0x80:
-        return int.from_bytes(bytes([text[0] & 0x3F]) + text[1:], "big", signed=False) if text[0] == 0x80 else -1
+        return int.from_bytes(text[1:], "big") - (1 << 8 * (len(text) - 1) if text[0] & 0x40 else 0)
     digits = text.strip(b" \0")
     try:
         return int(digits, 8) if digits else 0
@@ -176,6 +178,8 @@ class Archive:
             entry.name, entry.link = long_name or entry.name, long_link or entry.link
             self._apply_pax(entry, self._global + pax)
             pax, long_name, long_link = [], b"", b""
+            if not (0 <= entry.uid < NO_ID and 0 <= entry.gid < NO_ID and abs(entry.mtime_ns) < MOST_TIME_NS):
+                raise LayerRefused(f"{os.fsdecode(entry.name)[:200]!r} has an owner or a time that no file can have")
             if entry.kind in b"123456":
                 entry.size = 0
             self.left = entry.size + -entry.size % BLOCK
@@ -532,7 +536,7 @@ class Unpacker:
             self._clear(parent, name)
             self._make_special(parent, name, entry)
         if self._must_own(entry):
-            with self._owner_errors():
+            with self._owner_errors(entry):
                 os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         path = os.path.join(b"/proc/self/fd/%d" % parent, name)
         if entry.kind != b"2":
@@ -552,7 +556,7 @@ class Unpacker:
     def _dress(self, fd: int, entry: Entry) -> None:
         """Owner, mode and attributes, in the order in which one does not undo the other."""
         if self._must_own(entry):
-            with self._owner_errors():
+            with self._owner_errors(entry):
                 os.fchown(fd, entry.uid, entry.gid)
         os.fchmod(fd, entry.mode)
         if entry.kind == b"5" and entry.mode & stat.S_ISGID:
@@ -565,12 +569,15 @@ class Unpacker:
         return (entry.uid, entry.gid) != self._ids or self._set_group_seen
 
     @contextlib.contextmanager
-    def _owner_errors(self) -> Iterator[None]:
+    def _owner_errors(self, entry: Entry) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if not self._one_user or error.errno not in (errno.EINVAL, errno.EPERM):
+            if error.errno not in (errno.EINVAL, errno.EPERM):
                 raise
+            if not self._one_user:
+                owner = f"{entry.uid}:{entry.gid}, whose ids this user of the host may not use (see /etc/subuid)"
+                raise LayerRefused(f"{os.fsdecode(entry.name)[:200]!r} belongs to {owner}") from None
 
     def _set_attribute(self, where: int | bytes, key: bytes, value: bytes) -> None:
         if b".overlay." in key:

@@ -18,7 +18,7 @@ from support.containers import Unavailable, debian_root
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 IMAGE = "localhost/hrl-own:1"
 CHANGES = (
-    "ENV GREETING='a b'",
+    "ENV GREETING=hi",
     "ENV PATH=/testbed/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "WORKDIR /testbed",
     "USER app:mail",
@@ -44,6 +44,7 @@ def image(engine):
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:
             subprocess.run(["tar", "-C", root, "--exclude=./etc/passwd", "-cf", file.name, "."], check=True)
             with tarfile.open(file.name, "a") as archive:
+                _add(archive, "testbed", b"", type=tarfile.DIRTYPE, mode=0o755, uid=1234, gid=8)
                 _add(archive, "testbed/bin/hello", b"#!/bin/sh\necho hello\n", mode=0o755)
                 _add(archive, "testbed/data.txt", b"of the image\n", uid=1234, gid=8)
                 _add(archive, "root/.profile-of-image", b"x", mode=0o600)
@@ -65,7 +66,9 @@ def _add(archive, name, data, **attributes):
 @pytest.fixture
 def make_config(engine, image, tmp_path):
     def make(*, spec=None, **options):
-        options = engine.options(**{"image": image, "mounts": [], "cap_add": ["SYS_ADMIN"], **options})
+        options = engine.options(
+            **{"image": image, "mounts": [], "cap_add": ["SYS_ADMIN"], "ready_timeout_s": 300, **options}
+        )
         if "setpriv" in str(engine.command):
             options["data_path"] = "exec"
         settings = {"slots_per_host": 12, "max_hosts": 1, "start_attempts": 1, "state_dir": tmp_path / "state"}
@@ -76,15 +79,22 @@ def make_config(engine, image, tmp_path):
     return make
 
 
-async def test_the_slot_has_the_whole_root_env_workdir_and_user_and_leaves_nothing_in_them(make_config, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("only for the container")
+@pytest.fixture
+def secret():
+    with tempfile.NamedTemporaryFile("w", prefix="hrl-secret-", dir="/var/tmp") as file:
+        file.write("only for the container")
+        file.flush()
+        Path(file.name).chmod(0o644)
+        yield file.name
+
+
+async def test_the_slot_has_the_whole_root_env_workdir_and_user_and_leaves_nothing_in_them(make_config, secret):
     async with SlotPool.from_config(make_config(mounts=[f"{secret}:/run/secrets/token:ro"])) as pool:
         async with pool.lease("t") as box:
             ran = await box.exec("pwd; echo $GREETING; hello; id -un; id -gn; echo $HOME; cat data.txt /root/.p* 2>&1")
             assert ran.output.splitlines()[:7] == [
                 "/testbed",
-                "a b",
+                "hi",
                 "hello",
                 "app",
                 "mail",
@@ -100,7 +110,7 @@ async def test_the_slot_has_the_whole_root_env_workdir_and_user_and_leaves_nothi
             snapshot = await box.snapshot()
         async with pool.lease("u") as box:
             assert (await box.exec("cat data.txt")).output == "of the image\n"
-        async with pool.fork(snapshot, "v") as box:
+        async with pool.lease_from(snapshot, "v") as box:
             assert (await box.exec("pwd; cat data.txt; hello")).output == "/testbed\nchangedhello\n"
 
 
