@@ -48,7 +48,6 @@ class Service:
         *,
         facts: Mapping[str, Any],
         scratch: str,
-        own_image: str | None,
         images: ImageRequests,
     ) -> None:
         self.token = token
@@ -63,8 +62,6 @@ class Service:
         self.settle_s = 0.0
         """How long a death by SIGTERM or SIGKILL is kept back: where a scheduler ends the server, it ends the commands
         a moment before or after, and that is no exit code of theirs."""
-        self._own_image = own_image
-        """The container image this server runs in: a spec that names it asks for the root that is there already."""
         self._host_ops: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
@@ -95,7 +92,7 @@ class Service:
             "server_version": SERVER_VERSION,
             "pid": os.getpid(),
             "slots": len(self.slots.all),
-            "image": self._own_image,
+            "image": self._images.own.name if self._images.own else None,
             **self._facts,
         }
 
@@ -174,9 +171,7 @@ class Service:
         if header.get("snapshot"):
             layers = self.snapshots.layers(str(header["snapshot"]))
         spec = dict(header["spec"])
-        if self._own_image is not None and spec.get("image") == self._own_image:
-            spec["image"] = None
-        spec["image"] = self._images.resolve(spec.get("image"), header.get("image"))
+        spec["image"] = await self._images.resolve(spec.get("image"), header.get("image"))
         lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
