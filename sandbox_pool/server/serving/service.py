@@ -237,11 +237,10 @@ async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
 async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
     header = request.header
     split = int(header.get("command", len(body)))
-    command, stdin = body[:split].decode("utf-8", "surrogateescape"), body[split:]
-    for _ in range(START_ATTEMPTS):
-        job, log = instance.start(header, command, stdin)
+    for attempt in range(START_ATTEMPTS):
+        job, log = instance.start(header, body[:split], body[split:])
         message = await _run(instance, job, request)
-        if job.ran:  # else its shell was killed while it waited, and nothing has been done
+        if not instance.not_begun(job, message, attempt):
             break
     return instance.finish(header, job, log, message)
 

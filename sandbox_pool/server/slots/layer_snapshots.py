@@ -31,14 +31,13 @@ class ShellState:
 
     variables: bytes
     cwd: str
-    previous: str
     root: str
     """The slot's directory where slots have no root of their own; paths in the state begin with it."""
 
     def moved_to(self, root: str) -> ShellState:
         """The same state for a slot with another directory."""
-        cwd, previous = self.cwd.replace(self.root, root), self.previous.replace(self.root, root)
-        return ShellState(self.variables.replace(self.root.encode(), root.encode()), cwd, previous, root)
+        variables = self.variables.replace(self.root.encode(), root.encode())
+        return ShellState(variables, self.cwd.replace(self.root, root), root)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class SnapshotStore:
                 owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
         if state is not None:
-            instance.restore(state.variables, state.cwd, state.previous)
+            instance.restore(state.variables, state.cwd)
 
     def _new_directory(self) -> str:
         """Hidden while it is filled, so that collecting leaves it alone."""
@@ -117,7 +116,7 @@ class SnapshotStore:
                 raise
         base = slot.layers if self._level.namespaces and not workspace else ()
         layers = (*self._publish([target]), *base)
-        state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
+        state = ShellState(await instance.saved_state(), instance.cwd, root) if keep_state else None
         return self._add(Snapshot(layers, state))
 
     def _pack_slot(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
@@ -173,7 +172,7 @@ class SnapshotStore:
         """The snapshot as a byte stream for another host."""
         snapshot = self._find(name)
         state = snapshot.state
-        places = None if state is None else [state.cwd, state.previous, state.root]
+        places = None if state is None else [state.cwd, state.root]
         description = {"layers": len(snapshot.layers), "state": places}
         text = json.dumps(description).encode() + b"\0" + (state.variables if state else b"")
         await send(_RECORD.pack(b"m", len(text)) + text)
