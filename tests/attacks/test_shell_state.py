@@ -13,8 +13,9 @@ from support.slot_server import Server
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FORGE = (
-    "trap '' EXIT; s= w=; for f in /proc/$$/fd/*; do case $(readlink $f) in *memfd:state*) s=$f;; *memfd:script*) w=$f;; "
-    'esac; done; [ -n "$s" ] && [ -n "$w" ] || exit 77; w=$(tail -c 33 $w | tr -d "\\0"); {{ {what}; echo "#end"; }} >$s; '
+    "trap '' EXIT; s= w=; for f in /proc/$$/fd/*; do "
+    "case $(readlink $f) in *memfd:state*) s=$f;; *memfd:script*) w=$f;; esac; done; "
+    '[ -n "$s" ] && [ -n "$w" ] || exit 77; w=$(tail -c 33 $w | tr -d "\\0"); {{ {what}; echo "#end"; }} >$s; '
     "for f in /proc/$$/fd/*; do case $f in */[012]) ;; *) case $(readlink $f) in pipe*) "
     "printf '%s\\0exit\\0/\\0' $w >$f;; esac; esac; done; kill -9 $$"
 )
@@ -104,6 +105,46 @@ async def test_a_large_state_persists_and_is_not_kept_half(server: Server) -> No
         assert (await sandbox.exec("basename $PWD; echo ${#BIG}")).output == "d\n300000\n"
         with pytest.raises(SandboxError, match="too many to be kept"):
             await sandbox.snapshot(keep_state=True)
+
+
+HOSTILE = {
+    "functions": "for f in builtin eval read printf trap unset exec exit set command declare shopt cd . source; do "
+    '\\builtin eval "$f() { echo fake; }"; done',
+    "fixed functions": "builtin() { echo fake; }; readonly -f builtin",
+    "aliases": "for a in builtin eval exec unset if then fi until do done case '[[' '{' exit; do "
+    'alias "$a=echo fake"; done',
+    "fixed variables": "readonly REPLY __hermes POSIXLY_CORRECT PWD OLDPWD IFS PATH",
+    "traps": "trap 'echo fake; exit 0' DEBUG ERR RETURN EXIT",
+    "skipped commands": "shopt -s extdebug; trap false DEBUG",
+    "closed descriptors": 'for i in {3..255}; do \\builtin eval "exec $i>&-"; done 2>/dev/null',
+    "few descriptors": "ulimit -n 12",
+    "every descriptor": "for f in /proc/$$/fd/*; do case $f in */[012]) ;; "
+    "*) printf 'x\\0000\\0/\\0' 2>/dev/null >$f & esac; done; wait",
+    "restricted": "set -r",
+    "no commands": "set -n",
+    "one command": "set -t",
+    "posix": "set -o posix",
+    "timeout of read": "TMOUT=1; readonly TMOUT",
+    "separators": "IFS=0123456789abcdefx",
+    "umask": "umask 777",
+    "killed keeper": "kill -9 $PPID",
+    "stopped keeper": "kill -STOP $PPID",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_a_command_does_to_its_shell_forges_or_loses_what_follows(server: Server, name: str) -> None:
+    """The exit codes and outputs of later commands are their own, and no word of ours is printed."""
+    async with server.lease() as sandbox:
+        await sandbox.exec("true")
+        await sandbox.exec(HOSTILE[name], timeout_s=3)
+        for code in (3, 0, 4):
+            result = await sandbox.exec(f"\\printf %s {code}; (\\exit {code})", timeout_s=20)
+            assert result.exit_code == code, (name, result)
+            assert "hermes" not in result.output
+            assert result.output.replace("fake\n", "") in (str(code), ""), (name, result)
+        await sandbox.forget_state()
+        assert await goes_on(sandbox)
 
 
 FAKES = "python3() { echo faked; }; cat() { echo faked; }; alias ls='echo faked'; export PATH=/no BASH_ENV=/tmp/e; cd /"

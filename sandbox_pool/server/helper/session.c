@@ -63,7 +63,7 @@ static void add_command(struct writer *text, const struct message *request, cons
         writer_raw(text, " ", 1);
     }
     if (directory || message_get(request, "set")) {
-        add_text(text, "\\builtin eval ");
+        add_text(text, "\\eval "); /* not through `builtin`, which passes variables on to the first command in it only */
         add_quoted(text, command, size);
     } else {
         writer_raw(text, command, size);
@@ -84,7 +84,8 @@ bool write_script(struct job *job, const struct message *request, int out, int e
         if (!write_all(job->stdin_data, request->raw + size, request->raw_size - size)) return false;
         lseek(job->stdin_data, 0, SEEK_SET);
     }
-    snprintf(first, sizeof first, "\\exec <%s >&%d 2>&%d", fed ? given : "/dev/null", FD_OUT + out, FD_OUT + err);
+    snprintf(first, sizeof first, "\\exec <%s >&%d 2>&%d%s", fed ? given : "/dev/null", FD_OUT + out, FD_OUT + err,
+             message_get(request, "set") || message_get(request, "cwd") ? "; \\unset -f eval" : "");
     writer_raw(&text, first, strlen(first) + 1);
     add_command(&text, request, request->raw, size);
     writer_raw(&text, "", 1);
