@@ -29,6 +29,13 @@ ROWS = {
     "learn --trainer nosuch": "invalid choice: 'nosuch'",
     "learn --trainer trl": "cannot be imported: `pip install ",
     "learn --trainer trl --resume": "leave them out with --trainer trl",
+    # Replay
+    "replay": "required: RUN",
+    "replay nosuch x": "there is no run nosuch",
+    "replay afolder x": "afolder has no cassettes: record some with --env.cassettes true",
+    "replay list.yaml": "list.yaml is not a cassette",
+    "replay list.yaml x": "is a cassette, which holds one rollout: name no other",
+    "process terminal_tasks --env.cassettes maybe": "env.cassettes",
     # Images
     "pool images": "required: VERB",
     "pool images pull": "required: image",
@@ -433,7 +440,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(place, capsys, monkeypat
 
 def hermes_rl(*words, before=(), cwd, program=("-m", "environments.apps.cli.main")):
     return subprocess.run(
-        [*before, sys.executable, *program, *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [*before, sys.executable, *program, *words], cwd=cwd, capture_output=True, text=True, timeout=280, check=False
     )
 
 
