@@ -54,7 +54,7 @@ static void add_command(struct writer *text, const struct message *request, cons
     if (directory) {
         add_text(text, "\\builtin cd -- ");
         add_quoted(text, directory, strlen(directory));
-        add_text(text, " || (\\builtin exit 126) && ");
+        add_text(text, " || (\\builtin exit 126) && OLDPWD=${__hermes_old-${OLDPWD-}} && \\builtin unset __hermes_old && ");
     }
     for (; variable; variable = message_next(request, "set", variable)) {
         size_t name = strcspn(variable, "=");
@@ -73,7 +73,9 @@ static void add_command(struct writer *text, const struct message *request, cons
 /* Hands the shell its command: `out` and `err` are numbers of its pipes. */
 bool write_script(struct job *job, const struct message *request, int out, int err) {
     struct writer text = {0};
-    char first[96], given[32];
+    /* What add_command() relies on; `cd -` goes where the session was, not where one command was sent. */
+    static const char before[] = "; \\unset -f eval; __hermes_old=${OLDPWD-}";
+    char first[128], given[32];
     size_t size = (size_t)message_number(request, "command", (long)request->raw_size);
     bool fed = message_number(request, "stdin", 0);
     snprintf(given, sizeof given, "/proc/self/fd/%d", FD_INPUT);
@@ -85,7 +87,7 @@ bool write_script(struct job *job, const struct message *request, int out, int e
         lseek(job->stdin_data, 0, SEEK_SET);
     }
     snprintf(first, sizeof first, "\\exec <%s >&%d 2>&%d%s", fed ? given : "/dev/null", FD_OUT + out, FD_OUT + err,
-             message_get(request, "set") || message_get(request, "cwd") ? "; \\unset -f eval" : "");
+             message_get(request, "set") || message_get(request, "cwd") ? before : "");
     writer_raw(&text, first, strlen(first) + 1);
     add_command(&text, request, request->raw, size);
     writer_raw(&text, "", 1);
