@@ -45,7 +45,6 @@ class Service:
         *,
         facts: Mapping[str, Any],
         scratch: str,
-        own_image: str | None,
         images: ImageRequests,
     ) -> None:
         self.token = token
@@ -57,8 +56,6 @@ class Service:
         self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
-        self._own_image = own_image
-        """The container image this server runs in: a spec that names it asks for the root that is there already."""
         self._host_ops: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
@@ -89,7 +86,7 @@ class Service:
             "server_version": SERVER_VERSION,
             "pid": os.getpid(),
             "slots": len(self.slots.all),
-            "image": self._own_image,
+            "image": self._images.own.name if self._images.own else None,
             **self._facts,
         }
 
@@ -121,6 +118,7 @@ class Service:
         if instance is None:
             raise SlotError("lost", f"slot {slot.index} has no process")
         identity = request.header.get("rid")
+        slot.calls += 1
         try:
             if identity is None:
                 return await slot_op(slot, instance, request, body)
@@ -132,6 +130,9 @@ class Service:
             raise SlotError(
                 "destroyed", f"{error} ({kills} processes of the slot were killed: its memory is full)"
             ) from error
+        finally:
+            slot.calls -= 1
+            slot.used_s = time.monotonic()
 
     async def _health(self, _request: Request) -> Reply:
         self._images.let_go(self.slots.all)
@@ -155,9 +156,7 @@ class Service:
         if header.get("snapshot"):
             layers = self.snapshots.layers(str(header["snapshot"]))
         spec = dict(header["spec"])
-        if self._own_image is not None and spec.get("image") == self._own_image:
-            spec["image"] = None
-        spec["image"] = self._images.resolve(spec.get("image"), header.get("image"))
+        spec["image"] = await self._images.resolve(spec.get("image"), header.get("image"))
         lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)
@@ -186,6 +185,8 @@ class Service:
         return {}, b""
 
     async def _snapshot(self, slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
+        if request.header.get("stop"):
+            await instance.kill_all()
         wanted = {name: bool(request.header.get(name)) for name in ("workspace", "keep_state")}
         return {"snapshot": await self.snapshots.take(slot, instance, **wanted)}, b""
 
@@ -239,13 +240,13 @@ async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) 
     split = int(header.get("command", len(body)))
     for attempt in range(START_ATTEMPTS):
         job, log = instance.start(header, body[:split], body[split:])
-        message = await _run(instance, job, request)
+        message = await _run(instance, job, log, request)
         if not instance.not_begun(job, message, attempt):
             break
     return instance.finish(header, job, log, message)
 
 
-async def _run(instance: Instance, job: Job, request: Request) -> Message:
+async def _run(instance: Instance, job: Job, log: str, request: Request) -> Message:
     """Until the command ends; its keeper is not relied upon to end it in time."""
     job.on_alive = lambda elapsed_s: request.push("alive", s=elapsed_s)
     loop = asyncio.get_running_loop()
@@ -256,8 +257,11 @@ async def _run(instance: Instance, job: Job, request: Request) -> Message:
     except asyncio.CancelledError:
         job.kill()
         late = loop.call_later(KEEPER_GRACE_S, job.drop)
-        await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
+        message = await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
         late.cancel()
+        reply, output = instance.finish(request.header, job, log, message)
+        if request.header.get("tell_stopped"):
+            request.push("stopped", output, **reply)
         raise
     finally:
         if overdue is not None:
