@@ -38,13 +38,9 @@ class TinkerBackend:
         import tinker
 
         client, version = self._client, self._version
-        answer = await _asked(
-            client.sample_async(
-                prompt=tinker.types.ModelInput.from_ints(list(prompt_ids)),
-                num_samples=1,
-                sampling_params=_parameters(sampling, stop_ids),
-            )
-        )
+        params = _parameters(sampling, stop_ids)
+        prompt = tinker.types.ModelInput.from_ints(list(prompt_ids))
+        answer = await _asked(client.sample_async(prompt=prompt, num_samples=1, sampling_params=params))
         [sequence] = answer.sequences
         tokens, logprobs = list(sequence.tokens), sequence.logprobs
         if logprobs is None or len(logprobs) != len(tokens):

@@ -145,7 +145,7 @@ def test_traces_and_tables_hold_the_exact_tokens() -> None:
 
 
 async def test_a_trace_goes_on_within_a_segment_and_nowhere_else() -> None:
-    """What readers of traces, such as TRL, make rows of: a prompt that does not continue the last call begins another."""
+    """What TRL and others make rows of: a prompt that does not continue the last call begins another."""
     async with StandIn(wild, seed=3) as standin:
         backend = VllmBackend(standin.url, model="standin")
         recorder = Recorder(backend, probe_template(standin.tokenizer), get_parser("hermes"))

@@ -10,7 +10,7 @@ mkdir -p "$home"
 [ -f "$home/ready" ] && exit 0
 
 uv venv -q --clear --python 3.11 "$home/venv"
-# They first and from another folder: our overrides (pyproject.toml) leave out packages that they need.
-(cd "$home" && uv pip install -q --python "$python" "openenv==0.10.0" "trl==1.16.0" "torch==2.13.0" accelerate datasets)
+# They first and without our config: its overrides (pyproject.toml) leave out packages that they need.
+uv pip install -q --no-config --python "$python" "openenv==0.10.0" "trl==1.16.0" "torch==2.13.0" accelerate datasets
 (cd "$root" && uv pip install -q --python "$python" -e .)
 touch "$home/ready"

@@ -13,14 +13,15 @@ mkdir -p "$home"
 [ -f "$home/ready" ] && exit 0
 
 uv venv -q --clear --python 3.12 "$home/venv" # skyrl needs 3.12
-# skyrl first and from another folder: our overrides (pyproject.toml) leave out packages that it needs.
-(cd "$home" && uv pip install -q --python "$python" "skyrl[tinker,jax]==0.4.0" aiohttp orjson pybase64 loguru)
-(cd "$root" && uv pip install -q --python "$python" -e '.[cpu-model]')
-# Only to write the model's folder; the server is JAX.
-(cd "$home" && uv pip install -q --python "$python" "torch==2.13.0" accelerate)
-"$home/venv/bin/hermes-rl" model get >/dev/null
+# skyrl first and without our config: its overrides (pyproject.toml) leave out packages that it needs.
+uv pip install -q --no-config --python "$python" "skyrl[tinker,jax]==0.4.0" aiohttp orjson pybase64 loguru
+(cd "$root" && uv pip install -q --python "$python" -e .)
 
-"$python" - "$home/smollm2" <<'PY'
+# The model's folder is written by a newer transformers than skyrl takes.
+uv venv -q --clear --python 3.12 "$home/writer"
+(cd "$root" && uv pip install -q --python "$home/writer/bin/python" "torch==2.13.0" accelerate -e '.[cpu-model]')
+"$home/writer/bin/hermes-rl" model get >/dev/null
+"$home/writer/bin/python" - "$home/smollm2" <<'PY'
 import sys
 from pathlib import Path
 
