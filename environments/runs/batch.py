@@ -19,6 +19,7 @@ from environments.atropos.stops import Stop
 from environments.config.loader import masked
 from environments.config.settings import ServerConfig
 from environments.errors import ConfigError, RunFailed
+from environments.rollouts.cassettes import Cassettes
 from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
@@ -167,6 +168,7 @@ IGNORED_ON_RESUME = frozenset(
         "drain_timeout_s",
         "workspaces",
         "budget",
+        "cassettes",
         "trackers",
     }
 )
@@ -230,6 +232,8 @@ async def _run(
     settings = env.config.workspaces
     if settings.keep:
         env.keep_workspace = KeptWorkspaces(store.directory / "workspaces", settings).keep
+    if env.config.cassettes:
+        env.cassettes = Cassettes(store.directory, env)
     spending = spending or Spending(env, Stop())
     stop, prices = spending.stop, spending.prices(env)
     spending.add(store.records(), prices)

@@ -27,6 +27,7 @@ VERBS = {
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
     "offer": "an environment as a server, for trainers that call environments: OpenEnv, NeMo Gym",
     "rescore": "run the rewards of a stored run again on its kept workspaces, without the agents",
+    "replay": "play a recorded rollout once more, without model and slots, and show where it goes another way",
     "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",
     "validate": "find items that are broken, flaky or hackable before they cost anything",
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
