@@ -127,7 +127,7 @@ async def test_segments_of_a_truncated_rollout_are_samples_of_their_own(standin:
 
 
 async def test_one_sequence_trainers_refuse_several(standin: StandIn, config: str) -> None:
-    with pytest.raises(ConfigError, match="set env.segments to last, or to forbid"):
+    with pytest.raises(ConfigError, match=r"set env\.segments to last, or to forbid"):
         await opened(config, [], chatml_tokenizer())
     first = await opened(config, ["--env.segments", "last"], chatml_tokenizer(), most_tokens=900)
     assert await opened(config, ["--env.segments", "last"], chatml_tokenizer()) is first
