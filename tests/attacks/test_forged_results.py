@@ -1,4 +1,4 @@
-"""A program that a command runs decides nothing but its own exit code: not that of the command, nor that of the next."""
+"""A program that a command runs decides its own exit code, never that of the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Whatever the shell above has open is opened again; every word that may be a secret is said there, with a result.
 FORGER = r"""
-import os, re, socket
+import os, re
 words, ends = {b""}, []
 shell = f"/proc/{os.getppid()}/fd"
 for name in os.listdir(shell):
@@ -38,6 +38,6 @@ async def test_a_program_does_not_decide_the_exit_code_of_the_command_that_runs_
     """It may do harm to its own shell, and then its command ends at its timeout; it never ends well."""
     async with server.lease() as agent:
         await agent.write_file("forger.py", FORGER)
-        result = await agent.exec(f"{command}", timeout_s=5)
+        result = await agent.exec(command, timeout_s=5)
         assert result.exit_code in (7, 1, 124)
         assert (await agent.exec("echo fine")).output == "fine\n"
