@@ -36,6 +36,7 @@ from environments.rollouts.planning import check_mcp, choose_tools, content_id, 
 from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
+from environments.runs.trackers import check_trackers
 from environments.sandboxes import Pool
 from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
@@ -121,6 +122,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
             self._quarantine = Quarantine(config.quarantine)
         check_mcp(config)
+        check_trackers(config.trackers)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self.reward_terms = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 
@@ -341,17 +343,18 @@ class HermesAgentBaseEnv(AtroposEnv):
         if probe.wire is not None and not proven:
             return await self._deliver(result), []
         self.counts.rejected["probe"] += 1
-        await self._save(result)
+        await self.save(result)
         self._meter.check()
         return None, []
 
-    async def _save(self, result: GroupResult) -> None:
+    async def save(self, result: GroupResult) -> None:
+        """Append a group's rollouts to `data_path_to_save_groups`."""
         if self.config.data_path_to_save_groups is not None:
             lines = b"".join(record.to_json() + b"\n" for record in result.records())
             await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
 
     async def _deliver(self, result: GroupResult) -> list[Group] | None:
-        await self._save(result)
+        await self.save(result)
         if not result.complete:
             self.counts.rejected["incomplete"] += 1
             log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)
