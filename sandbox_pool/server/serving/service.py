@@ -142,7 +142,7 @@ class Service:
 
     async def _settled(self, reply: Reply) -> Reply:
         """The reply, unless it may tell of a command that was ended together with this server."""
-        if self.settle_s and reply[0].get("exit_code") in KILLED:
+        if self.settle_s and reply[0].get("code") in KILLED:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), self.settle_s)
         if self.settle_s and self.stopping.is_set():

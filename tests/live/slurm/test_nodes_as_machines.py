@@ -48,14 +48,12 @@ async def test_what_a_killed_client_left_ends_with_its_steps_and_gc_forgets_it(m
 @slow
 async def test_hosts_of_a_job_that_was_cancelled_are_lost_and_nothing_is_left(make_config, cluster, job):
     config = make_config()
-    pool = SlotPool.from_config(config)
-    await pool.start()
-    box = await pool.acquire("t")
-    running = await started(box, "sleep 1000")
-    cluster.run("scancel", job)
-    with pytest.raises(SandboxLost):
-        await running
-    await pool.close()
+    async with SlotPool.from_config(config) as pool:
+        box = await pool.acquire("t")
+        running = await started(box, "sleep 1000")
+        cluster.run("scancel", job)
+        with pytest.raises(SandboxLost):
+            await running
     assert _recorded(config) == []
 
 
