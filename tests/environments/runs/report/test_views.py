@@ -83,6 +83,7 @@ async def test_every_token_is_shown_with_its_kind_and_its_facts(width: int, tmp_
             "mask: trained",
             "advantage -0.707",
             "weights 7",
+            f"entropy at least {wanted.entropies[0]:.3f}",
             f"the model says {logprob - 2:.4f} now, 2.0000 apart: beyond the tolerance",
         ):
             assert words in facts
