@@ -59,8 +59,10 @@ if TYPE_CHECKING:
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
     from environments.trainers.cpu_weights import CpuServerWeights
+    from environments.trainers.tinker import TinkerBackend, tinker_datum
     from environments.trainers.trl import TrlRolloutWorker
     from environments.trainers.trl_environment import trl_environment, trl_rows
+    from environments.trainers.verl_rows import verl_rows
     from sandbox_pool import (
         AcquireTimeout,
         ExecResult,
@@ -129,6 +131,7 @@ __all__ = [
     "ServerConfig",
     "SlotPool",
     "StaleLease",
+    "TinkerBackend",
     "TokenBackend",
     "Tool",
     "ToolContext",
@@ -146,10 +149,12 @@ __all__ = [
     "load_environment",
     "open_model",
     "process_run",
+    "tinker_datum",
     "tool",
     "trl_environment",
     "trl_rows",
     "verify",
+    "verl_rows",
 ]
 
 _HOMES = {
@@ -179,8 +184,10 @@ _HOMES = {
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
     "environments.trainers.cpu_weights": "CpuServerWeights",
+    "environments.trainers.tinker": "TinkerBackend tinker_datum",
     "environments.trainers.trl": "TrlRolloutWorker",
     "environments.trainers.trl_environment": "trl_environment trl_rows",
+    "environments.trainers.verl_rows": "verl_rows",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
     "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
     "StaleLease",
