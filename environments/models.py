@@ -76,7 +76,8 @@ class ModelOpener:
     ) -> None:
         """`section` names the settings in messages.
 
-        `solutions` (prompt -> steps, read at each request) are what the stand-in plays as `solver` or `oracle`."""
+        `solutions` (item or prompt -> steps, read at each request) are what the stand-in plays as `solver` or
+        `oracle`."""
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
@@ -84,6 +85,8 @@ class ModelOpener:
         self._solutions = {} if solutions is None else solutions
         self._environ = os.environ if environ is None else environ
         self._section = section
+        self.plays_solutions = False
+        """Whether a stand-in was opened that does."""
         self.context_tokens: int | None = None
         """The shortest context of the opened servers, as far as they tell it."""
 
@@ -163,6 +166,7 @@ class ModelOpener:
             return cast("Policy", wanted)
         name = str(wanted)
         if name in SOLVERS:
+            self.plays_solutions = True
             return solver(self._solutions, SOLVERS[name])
         module_name, _, function = name.partition(":")
         try:
