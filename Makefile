@@ -8,6 +8,8 @@ INSTALLED := .venv/.installed
 # Twice the cores, because tests wait half of their time: for timeouts, for processes to end, for a dead server.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Containers often forbid bytecode. Then each of the thousand programs that the tests start compiles what it imports (2 s).
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm readers hints clean
 

@@ -433,7 +433,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(place, capsys, monkeypat
 
 def hermes_rl(*words, before=(), cwd, program=("-m", "environments.apps.cli.main")):
     return subprocess.run(
-        [*before, sys.executable, *program, *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [*before, sys.executable, *program, *words], cwd=cwd, capture_output=True, text=True, timeout=280, check=False
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
+import marshal
 import os
 import platform
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -20,23 +23,37 @@ _MAIN = f"from {PACKAGE}.main import main\n\nmain()\n"
 
 
 def pack(*, any_machine: bool = False) -> bytes:
-    """The whole server as one file that a provider copies somewhere and starts. The same sources give the same bytes.
+    """The whole server as one file that a provider copies somewhere and starts. The same sources and the same Python
+    give the same bytes.
 
-    It carries the helper for this kind of machine. For hosts that may be another kind, `any_machine` adds the helpers
-    that are there already: building one takes most of a minute, too long for the start of a host.
+    It carries the helper for this kind of machine, and this Python's bytecode. For hosts that may be another kind,
+    `any_machine` adds the helpers that are there already (building one takes most of a minute, too long for the start
+    of a host) and leaves out the bytecode.
     """
     helpers = _helpers(any_machine)
     package = SOURCES.parent
     paths = [path for path in sorted(package.rglob("*.py")) if path.parent.name != "build"]
     modules = {str(path.relative_to(package)): path.read_bytes() for path in paths}
     content = {**modules, **{f"slot-helper-{machine}": path.read_bytes() for machine, path in helpers.items()}}
-    digest = hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:16]
+    parts = (any_machine or sys.implementation.cache_tag, sorted(content.items()))
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     cached = cache_dir() / f"slot-server-{digest}.pyz"
     if cached.exists():
         return cached.read_bytes()
-    data = _zip(content)
+    compiled = {} if any_machine else {f"{name}c": _compiled(name, source) for name, source in modules.items()}
+    data = _zip({**content, **compiled})
     _store(cached, data)
     return data
+
+
+def _compiled(name: str, source: bytes) -> bytes:
+    """A module as this Python's bytecode: a zip keeps none, so every start would compile the whole server (0.3 s).
+
+    Another version of Python does not know it and takes the source beside it.
+    """
+    unchecked = 0b01  # based on a hash, and the source is not asked
+    code = marshal.dumps(compile(source, f"{PACKAGE}/{name}", "exec", dont_inherit=True))
+    return importlib.util.MAGIC_NUMBER + unchecked.to_bytes(4, "little") + importlib.util.source_hash(source) + code
 
 
 def _helpers(any_machine: bool) -> dict[str, Path]:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from ..faults import SlotError
 from ..host_files import NotPrivate
@@ -18,7 +18,7 @@ from ..isolation.levels import Level
 from ..slots.slots import Slot
 from .peer import Reply, Request
 
-Read = Callable[[], Awaitable[bytes | None]]
+Read = Callable[[], Awaitable[Optional[bytes]]]  # noqa: UP045  (Python 3.9 evaluates it)
 AT_ONCE = 3
 """Layers that are unpacked at the same time."""
 

@@ -16,6 +16,7 @@ import pytest
 from sandbox_pool import HostStartFailed, PoolConfig, SlotPool
 from sandbox_pool.server.build import helper_build
 from sandbox_pool.server.build.packing import pack
+from support.tools_pythons import find_python
 
 HERE = platform.machine()
 OTHER = next(machine for machine in helper_build.MACHINES if machine != HERE)
@@ -76,6 +77,23 @@ def test_the_same_sources_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "hermes-rl").mkdir()
     (tmp_path / "hermes-rl" / helper.name).write_bytes(helper.read_bytes())
     assert pack() == before
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.12", "3.13"])
+async def test_a_host_runs_on_another_python_than_the_one_that_packed_it(version: str, tmp_path: Path) -> None:
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"needs Python {version}")
+    options = {"python": str(python)}
+    config = PoolConfig(max_hosts=1, provider_options=options, state_dir=tmp_path / "s", scratch_dir=tmp_path / "w")
+    async with SlotPool.from_config(config) as pool, pool.lease("task") as sandbox:
+        await sandbox.write_file("said", b"hello")
+        assert (await sandbox.exec("cat said; exit 3")).exit_code == 3
+
+
+def test_only_a_pack_for_this_machine_carries_bytecode() -> None:
+    assert {"main.py", "main.pyc"} <= names_in(pack())
+    assert "main.pyc" not in names_in(pack(any_machine=True))
 
 
 def test_a_pack_for_any_machine_carries_all_helpers_that_are_there(
