@@ -99,7 +99,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         self.always_allowed: set[str] = set()
         """Rules of `tools.policy` that `allow_command` answered with "always"."""
         self.known_solutions: dict[str, Sequence[Step]] = {}
-        """Prompt -> steps that solve it, for the stand-in."""
+        """Item -> steps that solve it, for the stand-in."""
+        self.plays_solutions = False
+        """Whether the model is a stand-in that wants to know which item it is asked about."""
         self.roles: Callable[[int | None], RolloutRoles] | None = None
         """Makes the judge and the user of a rollout with this seed; None without either."""
         self.model_context: int | None = None
@@ -210,7 +212,8 @@ class HermesAgentBaseEnv(AtroposEnv):
     def solution(self, item: Any) -> Sequence[str | Mapping[str, Any]]:
         """What solves the item, turn by turn, where it is known: the stand-in plays it, well and badly.
 
-        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, or `{"content": ...}`, which is said.
+        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, several as `{"calls": [...]}`, or
+        `{"content": ...}`, which is said; None for the content says what the last command printed.
         """
         return item_field(item, "solution") or ()
 
@@ -309,7 +312,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         if ours:
             opened = await opener.open(ours)
             if not self.replayed:
-                self.model_context = opener.context_tokens
+                self.model_context, self.plays_solutions = opener.context_tokens, opener.plays_solutions
             return opened
         if self.server_configs[0].server_type == "openai":
             from agent_loop.model.chat import ChatServer

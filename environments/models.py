@@ -86,7 +86,8 @@ class ModelOpener:
     ) -> None:
         """`section` names the settings in messages. With `replayed` a tape answers, and no server is started or asked.
 
-        `solutions` (prompt -> steps, read at each request) are what the stand-in plays as `solver` or `oracle`."""
+        `solutions` (item or prompt -> steps, read at each request) are what the stand-in plays as `solver` or
+        `oracle`."""
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
@@ -95,6 +96,8 @@ class ModelOpener:
         self._environ = os.environ if environ is None else environ
         self._section = section
         self._replayed = replayed
+        self.plays_solutions = False
+        """Whether a stand-in was opened that does."""
         self.context_tokens: int | None = None
         """The shortest context of the opened servers, as far as they tell it."""
 
@@ -191,6 +194,7 @@ class ModelOpener:
             return cast("Policy", wanted)
         name = str(wanted)
         if name in SOLVERS:
+            self.plays_solutions = True
             return solver(self._solutions, SOLVERS[name])
         module_name, _, function = name.partition(":")
         try:

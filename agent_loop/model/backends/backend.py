@@ -14,6 +14,9 @@ GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
 """Keys of a request's body for a server that samples a whole group at once: the group's size, and its name."""
 FEWEST_TOKENS = 5
 """Fewer say nothing of an entropy; servers give one or two without being asked."""
+ITEM = "hermes_item"
+"""Key of a request's body for a stand-in that plays solutions: the item's `id`, and how many turns of the assistant
+the prompt began with (`said`)."""
 
 
 @dataclass(frozen=True)
