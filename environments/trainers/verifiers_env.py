@@ -14,6 +14,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import Field, SecretStr
+from transformers import PreTrainedTokenizerFast as _loaded_first  # noqa: F401  two threads at once cannot load it
 from verifiers.v1.runtimes import ProgramResult
 
 from agent_loop.model.contract import ModelServer

@@ -29,6 +29,6 @@ def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
     job = good.trainer_job("http://a", "http://b", Path("m.gguf"), tmp_path, False)
     assert (job.control, job.batch_size, job.max_token_len) == ("shuffled", 4, 501)
     server = good.server("http://b", Path("m.gguf"))
-    serve = orjson.loads(orjson.dumps(good.serve_config("http://a", server, tmp_path / "rollouts.jsonl")))
+    serve = orjson.loads(orjson.dumps(good.rollout_config(server, tmp_path / "rollouts.jsonl", "http://a")))
     assert serve["env"]["extra_body"] == {"hermes_group": 2}
     assert serve["env"]["max_num_workers"] == 2
