@@ -36,7 +36,7 @@ from sandbox_pool.pool.lease import Lease, LeaseRequest
 from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.pool.snapshot_places import SnapshotStore
 from sandbox_pool.pool.status import PoolStatus, status_of
-from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, host_keys, load_provider
+from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, Settles, host_keys, load_provider
 from sandbox_pool.server.isolation.levels import WORKDIR
 from sandbox_pool.spec import SandboxSpec
 
@@ -105,7 +105,8 @@ class SlotPool:
         self._journal = await asyncio.to_thread(Journal, self._context.state_dir)
         await asyncio.to_thread(self._journal.beat, self.owner, " ".join(sys.argv)[:200])
         self._lease_log = LeaseLog(self._journal)
-        settings = self._context.settings(self.config.provider_options)
+        taken = self._provider.settled() if isinstance(self._provider, Settles) else {}
+        settings = self._context.settings({**self.config.provider_options, **taken})
         self._place = self.config.provider, settings
         self._dispatcher = Dispatcher(self.config, self.metrics, self._lease_log)
         self._fleet = Fleet(

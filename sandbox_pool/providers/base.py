@@ -222,6 +222,15 @@ class Dials(Protocol):
 
 
 @runtime_checkable
+class Settles(Protocol):
+    """Optional: takes part of its options from the environment. The journal keeps what they were, so that a `gc` with
+    another environment looks at the same place."""
+
+    def settled(self) -> Mapping[str, Any]:
+        """Options that give this place anywhere."""
+
+
+@runtime_checkable
 class HasJob(Protocol):
     """Optional: hosts are started from a job description that people may want to read, change or register."""
 
@@ -258,16 +267,19 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 
 
 BUILT_IN = {
+    "apptainer": "sandbox_pool.providers.apptainer:ApptainerProvider",
+    "daytona": "sandbox_pool.providers.daytona.daytona_provider:DaytonaProvider",
     "docker": "sandbox_pool.providers.docker:DockerProvider",
     "local": "sandbox_pool.providers.local:LocalProvider",
     "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad.nomad_provider:NomadProvider",
     "podman": "sandbox_pool.providers.docker:PodmanProvider",
-    "ssh": "sandbox_pool.providers.ssh.ssh_provider:SshProvider",
+    "slurm": "sandbox_pool.providers.slurm:SlurmProvider",
+    "ssh": "sandbox_pool.providers.ssh:SshProvider",
 }
 
 
-EXTRAS = frozenset({"docker", "modal", "podman"})
+EXTRAS = frozenset({"daytona", "docker", "modal", "podman"})
 """Built-in providers that need packages of their own, by the name of the extra."""
 
 

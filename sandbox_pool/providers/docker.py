@@ -170,6 +170,13 @@ class DockerProvider:
         """A server builds each slot for the spec of its lease; only the image belongs to the container."""
         return hashlib.sha256(self._image(spec).encode()).hexdigest()[:12]
 
+    def settled(self) -> Mapping[str, Any]:
+        """Which engine the environment names."""
+        if self._options.host or self._options.context:
+            return {}
+        named = {"host": os.environ.get(_host_variable(self.kind)), "context": os.environ.get("DOCKER_CONTEXT")}
+        return {name: text for name, text in named.items() if text}
+
     def on_host_lost(self, callback: Callable[[str, str], None]) -> None:
         """Part of ReportsLoss."""
         self._tell_lost = callback
@@ -460,7 +467,7 @@ class PodmanProvider(DockerProvider):
 
 def open_engine(kind: str, options: DockerOptions) -> aiodocker.Docker:
     """A client of the engine; needs a running loop. `PlaceUnreachable` when nothing says where it is."""
-    variable = "CONTAINER_HOST" if kind == "podman" else "DOCKER_HOST"
+    variable = _host_variable(kind)
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     timeout = aiohttp.ClientTimeout(total=options.api_timeout_s)
     url = options.host or (None if options.context else os.environ.get(variable))
@@ -478,6 +485,10 @@ def open_engine(kind: str, options: DockerOptions) -> aiodocker.Docker:
         raise PlaceUnreachable(f"the engine {url or options.context or ''} cannot be used: {_said(error)}") from error
     start = "systemctl --user start podman.socket" if kind == "podman" else "start dockerd"
     raise PlaceUnreachable(f"no {kind} engine listens at {place} or its other usual places: {start}, or set {variable}")
+
+
+def _host_variable(kind: str) -> str:
+    return "CONTAINER_HOST" if kind == "podman" else "DOCKER_HOST"
 
 
 async def _join(stream: Stream, engine: aiodocker.Docker, side: socket.socket) -> None:

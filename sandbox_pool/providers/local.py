@@ -36,6 +36,7 @@ from sandbox_pool.server.cleanup import clean
 from sandbox_pool.server.host_files import FOLDER, NotPrivate, check_private, open_private, remove_tree
 from sandbox_pool.server.host_folders import (
     ALIVE,
+    INSTANCE,
     OWN_MODE,
     SOCKET_PATH_LIMIT,
     UNFIT,
@@ -185,6 +186,8 @@ class LocalProvider:
         found = []
         for directory in sorted(path for root in self._roots() for path in root.iterdir() if is_folder(path)):
             record = read_record(directory) or {}
+            if record.get(INSTANCE):
+                continue
             if not record and time.time() - directory.stat().st_mtime < BEING_MADE_S:
                 continue
             state = "running" if is_running(directory, record) else ("dead" if "pid" in record else "starting")

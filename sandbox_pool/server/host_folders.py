@@ -25,6 +25,8 @@ OWN_MODE = 0o711 if os.getuid() == 0 else 0o700
 """Root's slots are other users, who keep their layers below: they may enter, but neither list nor write."""
 ALIVE = "alive"
 """A file that the slot server holds open as long as it lives. A process that has it open is the one of the record."""
+INSTANCE = "instance"
+"""In a record: whether the server is in an Apptainer instance, which only its own provider can end."""
 RECORD_LIMIT = 100_000
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 SOCKET_PATH_LIMIT = 100

@@ -1,8 +1,10 @@
 """The slot servers of one machine, started and stopped for a pool elsewhere: `--machine`, over stdin and stdout.
 
 Each line is a request or its answer, as JSON; `id` tells which belong together, and requests run side by side. Servers
-outlive this process, which ends when its stdin is closed or nothing came for `SILENCE_S`.
+outlive this process, which ends when its stdin is closed or nothing came for `SILENCE_S`; with `--machine-and-servers`
+it ends them first: for places that kill whatever a session leaves.
 
+    image   have the image that hosts run in, which may take long
     start   make the host's folder and run its server there, or find the one of this name
     stop    end it and remove all it left
     list    every host of this user on this machine
@@ -26,10 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import cleanup
+from . import apptainer, cleanup
 from .host_files import FOLDER, check_private, open_private, remove_tree
 from .host_folders import (
     ALIVE,
+    INSTANCE,
     OWN_MODE,
     SOCKET_PATH_LIMIT,
     UNFIT,
@@ -50,6 +53,7 @@ SILENCE_S = 90.0
 """A machine that is cut off keeps its session for hours; the pool sends something far more often than this."""
 TERM_GRACE_S = 5.0
 LOG_TAIL = 2000
+PLAIN = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 Request = dict[str, Any]
 
 
@@ -61,8 +65,22 @@ class Refused(Exception):
         self.kind = kind
 
 
-def serve() -> None:
-    """Answer requests until stdin ends. Servers that were started stay."""
+def serve(*, keep_servers: bool) -> None:
+    """Answer requests until stdin ends."""
+    if not keep_servers:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+            signal.signal(number, lambda *_: sys.exit(0))
+    started: dict[str, Request] = {}
+    try:
+        _serve(started)
+    finally:
+        for request in () if keep_servers else started.values():
+            _answer({**request, "op": "stop"})
+        # Not a tidy exit: what a thread has begun is found by the next `stop` of that name.
+        os._exit(0)
+
+
+def _serve(started: dict[str, Request]) -> None:
     lock = threading.Lock()
     last: dict[str, threading.Thread] = {}
     with os.fdopen(os.dup(1), "w") as answers:
@@ -85,11 +103,11 @@ def serve() -> None:
             if request["op"] == "ping":
                 continue
             # A stop waits for the start of the same name: else what it confirmed could appear afterwards.
-            name = str(request.get("name"))
+            name = str(request.get("name", request["id"]))
+            if request["op"] == "start":
+                started[name] = request
             last[name] = threading.Thread(target=answer, args=(request, last.get(name)), daemon=True)
             last[name].start()
-    # Not a tidy exit: what a thread has begun is found by the next `stop` of that name.
-    os._exit(0)
 
 
 def facts() -> dict[str, Any]:
@@ -102,11 +120,18 @@ def facts() -> dict[str, Any]:
 
 def _answer(request: Request) -> dict[str, Any]:
     try:
-        return {"ok": {"start": start, "stop": stop, "list": list_hosts}[request["op"]](request)}
+        return {"ok": {"image": image, "start": start, "stop": stop, "list": list_hosts}[request["op"]](request)}
     except Refused as refused:
         return {"kind": refused.kind, "error": str(refused)}
+    except apptainer.ContainerFault as fault:
+        return {"kind": "container", "error": str(fault)}
     except (OSError, ValueError, KeyError) as error:
         return {"kind": "fault", "error": f"{type(error).__name__}: {error}"}
+
+
+def image(request: Request) -> str:
+    """What instances are started from."""
+    return apptainer.image_file(request["container"])
 
 
 def start(request: Request) -> dict[str, Any]:
@@ -118,16 +143,20 @@ def start(request: Request) -> dict[str, Any]:
         stop(request)
     directory, slots = _reserve(request, _root(request))
     scratch = directory / "scratch"
-    address = f"unix:{scratch / 's'}"
+    address = request.get("listen") or f"unix:{scratch / 's'}"
     arguments = ["--slots", str(slots), "--keep-out", str(directory.parent), *request["arguments"]]
+    container = request.get("container")
+    program = [sys.executable, sys.argv[0]]
+    if container:
+        program = apptainer.enter(container, directory.name, directory, sys.argv[0])
     with (directory / "server.log").open("wb") as log, (directory / ALIVE).open("rb") as alive:
         server = subprocess.Popen(
-            [sys.executable, sys.argv[0], "--scratch", str(scratch), "--listen", address, *arguments],
+            [*program, "--scratch", str(scratch), "--listen", address, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             pass_fds=[alive.fileno()],
-            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
+            env=apptainer.environment() if container else PLAIN,
             cwd="/",
             start_new_session=True,
         )
@@ -137,7 +166,7 @@ def start(request: Request) -> dict[str, Any]:
         log_text = (directory / "server.log").read_text(errors="replace").strip()[-LOG_TAIL:]
         raise Refused("start", said["error"] or log_text or "the server ended without a message")
     record = {**(read_record(directory) or {}), "pid": server.pid, "ticks": cleanup.start_ticks(server.pid)}
-    record["address"] = address
+    record["address"] = said.get("address", address)
     write_record(directory, record)
     return record
 
@@ -183,7 +212,8 @@ def _reserve(request: Request, root: Path) -> tuple[Path, int]:
         slots = min(int(request["slots"]), int(request["capacity"]) - used)
         if slots < 1:
             raise Refused("full", f"all {request['capacity']} slots of this machine are taken")
-        _make(folder, directory, {"owner": request["owner"], "slots": slots, "created_s": time.time()})
+        record = {"owner": request["owner"], "slots": slots, "created_s": time.time()}
+        _make(folder, directory, {**record, INSTANCE: bool(request.get("container"))})
         return directory, slots
     finally:
         os.close(folder)
@@ -216,8 +246,14 @@ def _make(root: int, directory: Path, record: dict[str, Any]) -> None:
 def stop(request: Request) -> dict[str, Any]:
     """Make sure that there is no such host and nothing of it left."""
     problems: list[str] = []
-    for directory in _existing(request):
+    existing = _existing(request)
+    for directory in existing:
         _end(directory)
+    container = request.get("container")
+    if existing and container:
+        # Before the folder goes: it is what tells that there may be an instance.
+        apptainer.leave(container["program"], _name(request))
+    for directory in existing:
         left = cleanup.clean(str(directory / "scratch")) if (directory / "scratch").exists() else []
         # With something left the folder stays: it is how the next stop finds the rest.
         problems += left or remove_tree(directory)
@@ -252,6 +288,8 @@ def list_hosts(request: Request) -> list[dict[str, Any]]:
     found = []
     for directory in sorted(path for root in _roots(request) for path in root.iterdir() if is_folder(path)):
         record = read_record(directory) or {}
+        if record.get(INSTANCE, False) != bool(request.get("container")):
+            continue
         state = "running" if is_running(directory, record) else ("dead" if "pid" in record else "starting")
         found.append({"created_s": 0.0, "owner": "", **record, "name": directory.name, "state": state})
     return found

@@ -42,6 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--images", help="where layers of images are kept for all servers of this user")
     parser.add_argument("--images-max-gb", type=float, default=50.0, help="what those layers may take")
     parser.add_argument("--keep-out", action="append", default=[], help="a folder that no slot may see")
+    parser.add_argument("--settle-s", type=float, default=0.0, help="keep back so long that a command was killed")
     parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
     parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
     return parser.parse_args()
@@ -50,8 +51,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the server, or clean up after one; with `--machine`, start and stop servers for a pool elsewhere."""
     _reset_signals()
-    if sys.argv[1:] == ["--machine"]:
-        machine.serve()
+    if sys.argv[1:] in (["--machine"], ["--machine-and-servers"]):
+        machine.serve(keep_servers=sys.argv[1] == "--machine")
     arguments = _arguments()
     os.makedirs(arguments.scratch, exist_ok=True)
     arguments.scratch = os.path.realpath(arguments.scratch)
@@ -102,6 +103,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     own = _own_image(arguments, host)
     images = ImageRequests(store, int(arguments.images_max_gb * 2**30), host.level, own)
     service = Service(token, slots, snapshots, facts=facts, scratch=arguments.scratch, images=images)
+    service.settle_s = arguments.settle_s
     host.on_lost = service.stopping.set
     server, address = await _listen(arguments.listen, service)
     cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])

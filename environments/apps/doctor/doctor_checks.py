@@ -42,7 +42,7 @@ _EXTRAS = {
     "modal": ("modal",),
 }
 TRY = "hermes-rl pool check --provider"
-PLACES = ("nomad", "modal", "docker", "podman", "apptainer", "ssh", "daytona")
+PLACES = ("nomad", "modal", "docker", "podman", "apptainer", "slurm", "ssh", "daytona")
 """Subjects that are names of providers."""
 
 
@@ -190,8 +190,25 @@ async def _engine(kind: str, fix: str) -> Finding:
 
 async def apptainer() -> Finding:
     """Apptainer, or Singularity under its old name."""
-    answer = await ask("apptainer", "--version") or await ask("singularity", "--version")
-    return _by_version("apptainer", answer, "install Apptainer from its makers' packages")
+    names = ("apptainer", "singularity")
+    answers = [(name, answer) for name in names if (answer := await ask(name, "--version"))]
+    if not answers:
+        return Finding("apptainer", "missing", "not installed", "install Apptainer from its makers' packages")
+    name, (code, line) = answers[0]
+    if code:
+        return Finding("apptainer", "limited", line or f"exit code {code}", f"see what `{name} --version` says")
+    option = "" if name == "apptainer" else f" --option apptainer={name}"
+    return Finding("apptainer", "ok", f"{line}; try it: {TRY} apptainer --option image=FILE.sif{option}")
+
+
+async def slurm() -> Finding:
+    """`srun` starts slot servers on the nodes of an allocation."""
+    answer = await ask("srun", "--version")
+    if answer is None or answer[0]:
+        return Finding("slurm", "missing", "no srun", "run on a machine of a Slurm cluster")
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return Finding("slurm", "ok", f"{answer[1]}, in job {job}")
+    return Finding("slurm", "missing", f"{answer[1]}, not in an allocation", f"salloc --nodes=2, then {TRY} slurm")
 
 
 async def ssh() -> Finding:
@@ -200,6 +217,16 @@ async def ssh() -> Finding:
     if found.status != "ok":
         return found
     return replace(found, detail=f"{found.detail}; try it: hermes-rl pool check --provider ssh --option machines=NAME")
+
+
+async def daytona() -> Finding:
+    """Is Daytona's SDK installed, and is there a key?"""
+    if importlib.util.find_spec("daytona") is None:
+        return Finding("daytona", "missing", "SDK not installed", "pip install 'hermes-rl[daytona]'")
+    version = importlib.metadata.version("daytona")
+    if os.environ.get("DAYTONA_API_KEY"):
+        return Finding("daytona", "ok", f"SDK {version}, key found")
+    return Finding("daytona", "missing", f"SDK {version}, no key", f"set DAYTONA_API_KEY, then {TRY} daytona")
 
 
 def _by_version(subject: str, answer: tuple[int, str] | None, fix: str) -> Finding:
@@ -337,7 +364,9 @@ CHECKS: tuple[Callable[[], Awaitable[Finding]], ...] = (
     docker,
     podman,
     apptainer,
+    slurm,
     ssh,
+    daytona,
 )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -29,6 +31,7 @@ SERVER_VERSION = "0.1.0"
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
 KEEPER_GRACE_S = 3.0
 """A keeper that has not ended its command so long after it should have is killed with it."""
+KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 START_ATTEMPTS = 3
 MAX_OUTCOMES = 1024
 """Recorded outcomes per lease; a client that repeats a request does so soon."""
@@ -56,6 +59,9 @@ class Service:
         self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
+        self.settle_s = 0.0
+        """How long a death by SIGTERM or SIGKILL is kept back: where a scheduler ends the server, it ends the commands
+        a moment before or after, and that is no exit code of theirs."""
         self._host_ops: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
@@ -121,8 +127,8 @@ class Service:
         slot.calls += 1
         try:
             if identity is None:
-                return await slot_op(slot, instance, request, body)
-            return await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body))
+                return await self._settled(await slot_op(slot, instance, request, body))
+            return await self._settled(await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body)))
         except SlotError as error:
             kills = self.slots.builder.cgroups.memory_kills(slot.index) - slot.memory_kills
             if error.kind != "lost" or kills <= 0:
@@ -133,6 +139,15 @@ class Service:
         finally:
             slot.calls -= 1
             slot.used_s = time.monotonic()
+
+    async def _settled(self, reply: Reply) -> Reply:
+        """The reply, unless it may tell of a command that was ended together with this server."""
+        if self.settle_s and reply[0].get("exit_code") in KILLED:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), self.settle_s)
+        if self.settle_s and self.stopping.is_set():
+            raise SlotError("lost", "the server is being ended, and its commands with it")
+        return reply
 
     async def _health(self, _request: Request) -> Reply:
         self._images.let_go(self.slots.all)

@@ -44,7 +44,9 @@ def test_json_has_one_key_per_subject(capsys):
         "docker",
         "podman",
         "apptainer",
+        "slurm",
         "ssh",
+        "daytona",
     } <= set(report)
     assert report["python"]["status"] == "ok"
     assert code == (1 if any(entry["status"] == "broken" for entry in report.values()) else 0)

@@ -1,9 +1,8 @@
-"""One machine and the ssh process that leads to it.
+"""One machine and the process that leads to it.
 
-OpenSSH's own client connects: everything in ~/.ssh/config works (names, jump hosts, agents, hardware keys, known
-hosts), and encryption takes no time of this process. Its only session runs the packed server with `--machine`
-(`sandbox_pool/server/machine.py`); sockets are forwarded through it by its control socket. When this process dies, the
-end of the session's stdin ends both.
+The process runs the packed server with `--machine` there (`sandbox_pool/server/machine.py`), and lines of JSON pass
+through its stdin and stdout. When this process dies, the end of that stdin ends it. How the machine is reached, and how
+the sockets of its hosts are, is all that providers add.
 """
 
 from __future__ import annotations
@@ -21,45 +20,29 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from sandbox_pool.errors import SandboxError
-from sandbox_pool.providers.base import Texts
 from sandbox_pool.providers.remote_start import packed_server
 from sandbox_pool.server.machine import GREETING, SILENCE_S
 
 BEGINS = "hermes-rl "
-BOOTSTRAP = Path(__file__).with_name("ssh_bootstrap.py")
+BOOTSTRAP = Path(__file__).with_name("machine_bootstrap.py")
 PING_S = SILENCE_S / 4
 DOWN_S = (2.0, 10.0, 60.0)
 """How long a machine that could not be reached is left alone while others can be: after one failure, two, and more."""
 LINE_LIMIT = 4 << 20
 NOISE_LINES = 1000
 LOG_TAIL = 500
-END_S = 5.0
-MASTER = (
-    *("-oControlPersist=no", "-oExitOnForwardFailure=no", "-oStreamLocalBindUnlink=yes", "-oClearAllForwardings=yes"),
-    *("-oForwardAgent=no", "-oForwardX11=no", "-oPermitLocalCommand=no", "-oRemoteCommand=none", "-oLogLevel=ERROR"),
-)
-"""Options of the process that connects: nothing of the user's config that would open more than this one session."""
 
 
-class SshOptions(BaseModel):
-    """`provider_options` of ssh."""
+class MachineOptions(BaseModel):
+    """`provider_options` of all providers whose hosts are on machines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    machines: Texts = Field(min_length=1)
-    """What `ssh` is called with: names of ~/.ssh/config, `user@host`, or `ssh://user@host:port`."""
-    config: Path | None = None
-    """Another file than ~/.ssh/config."""
-    identity_file: Path | None = None
-    """A key to use besides those of the config and the agent."""
-    check_host_keys: Literal["yes", "accept-new"] = "yes"
-    """`yes` refuses a machine that known_hosts does not name; `accept-new` adds it on first sight. A changed key is
-    always refused."""
     python: str = "python3"
     """Interpreter on the machines, 3.9 or later."""
     level: str | None = None
@@ -68,21 +51,8 @@ class SshOptions(BaseModel):
     """Slots that a machine carries for each of its cores, over all hosts on it."""
     memory_mb_per_slot: int = Field(default=256, ge=1)
     """Memory that a machine must have for each slot."""
-    connect_timeout_s: float = Field(default=10.0, gt=0)
     ready_timeout_s: float = Field(default=60.0, gt=0)
     """How long login and the copy of the server may take, and how long an answer."""
-    alive_s: float = Field(default=15.0, ge=3)
-    """A machine that shows no sign of life for so long is lost, with all hosts on it."""
-
-    @field_validator("machines")
-    @classmethod
-    def _names(cls, machines: tuple[str, ...]) -> tuple[str, ...]:
-        for name in machines:
-            if name.startswith("-") or not name.isprintable() or any(character.isspace() for character in name):
-                raise ValueError(f"{name!r} is not the name of a machine")
-        if len(set(machines)) != len(machines):
-            raise ValueError("a machine is named twice")
-        return machines
 
 
 class MachineUnreachable(SandboxError):
@@ -98,9 +68,18 @@ class MachineFull(MachineRefused):
 
 
 class Machine:
-    """One machine and the ssh process that leads to it, started when something is asked and again after it ended."""
+    """One machine and the process that leads to it, started when something is asked and again after it ended."""
 
-    def __init__(self, name: str, options: SshOptions, folder: SocketFolder) -> None:
+    keeps_servers = True
+    """Whether servers outlive the process that leads there."""
+    server_flags: tuple[str, ...] = ()
+    """More arguments of servers there."""
+    end_s = 5.0
+    """How long that process may take to end when it is told so."""
+    unreached = ""
+    """What may be wrong when a server runs and nothing leads to it."""
+
+    def __init__(self, name: str, options: MachineOptions, folder: SessionFolder) -> None:
         self.name = name
         self._options = options
         self._folder = folder
@@ -109,7 +88,6 @@ class Machine:
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self._forwards: dict[str, tuple[Path, str]] = {}
         self._failures = 0
         self._retry_at_s = 0.0
         self.slots: dict[str, int] = {}
@@ -121,19 +99,36 @@ class Machine:
         """Whether it could not be reached a moment ago."""
         return time.monotonic() < self._retry_at_s
 
-    async def ask(self, op: str, **fields: Any) -> Any:
+    def command(self, python: list[str]) -> list[str]:
+        """What runs this Python command on the machine, with its stdin and stdout."""
+        raise NotImplementedError
+
+    def listen(self) -> str | None:
+        """Where servers there are to listen; None: at a socket in their folder."""
+        return None
+
+    async def reach(self, host: str, address: str) -> str:
+        """The address here that leads to the address there."""
+        return address
+
+    async def unreach(self, host: str) -> None:
+        """Give up what `reach` made for a host that was stopped."""
+
+    def cut(self) -> None:
+        """The process that led there has ended."""
+
+    async def ask(self, op: str, *, within_s: float | None = None, **fields: Any) -> Any:
         """The machine's answer; `MachineRefused` or `MachineUnreachable` when there is none."""
+        within_s = within_s or self._options.ready_timeout_s
         process = await self.connect()
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(process, {"id": number, "op": op, **fields})
-            async with asyncio.timeout(self._options.ready_timeout_s):
+            async with asyncio.timeout(within_s):
                 said = await answer
         except TimeoutError as error:
-            raise MachineUnreachable(
-                f"{self.name} has not answered {op} in {self._options.ready_timeout_s:g} s"
-            ) from error
+            raise MachineUnreachable(f"{self.name} has not answered {op} in {within_s:g} s") from error
         finally:
             del self._waiting[number]
         if "error" in said:
@@ -141,29 +136,13 @@ class Machine:
             raise kind(f"{self.name}: {said['error']}")
         return said["ok"]
 
-    async def forward(self, host: str, remote: str) -> Path:
-        """A socket here that leads to a socket there."""
-        if host not in self._forwards:
-            local = self._folder.new_path()
-            await self._control("forward", f"{local}:{remote}")
-            self._forwards[host] = local, remote
-        return self._forwards[host][0]
-
-    async def drop_forward(self, host: str) -> None:
-        """Close the socket of a host that was stopped."""
-        if host in self._forwards:
-            local, remote = self._forwards.pop(host)
-            with contextlib.suppress(MachineUnreachable):  # closed with the connection
-                await self._control("cancel", f"{local}:{remote}")
-            local.unlink(missing_ok=True)
-
     async def close(self) -> None:
         """End the connection. What runs on the machine goes on."""
         async with self._connecting:
             await self._disconnect()
 
     async def connect(self) -> asyncio.subprocess.Process:
-        """The ssh process that leads there, started unless it runs; `MachineUnreachable` when there is no way."""
+        """The process that leads there, started unless it runs; `MachineUnreachable` when there is no way."""
         async with self._connecting:
             if self._process is None or self._process.returncode is not None:
                 await self._disconnect()
@@ -179,38 +158,45 @@ class Machine:
     async def _connect(self) -> asyncio.subprocess.Process:
         options, program = self._options, (await asyncio.to_thread(packed_server))
         bootstrap = base64.b64encode(zlib.compress(BOOTSTRAP.read_bytes())).decode()
-        # One line without quotes inside: whatever shell the user has there.
+        # One line without single quotes inside: whatever shell the user has there.
         load = f'import base64,zlib;exec(zlib.decompress(base64.b64decode(b"{bootstrap}")))'
-        # One that a killed ssh left would keep this one from taking requests.
-        self._folder.file(self.name, "control").unlink(missing_ok=True)
-        with self._folder.file(self.name, "log").open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *self._command("-T", "-M", *MASTER),
-                *(f"-oServerAliveInterval={max(1, int(options.alive_s / 3))}", "-oServerAliveCountMax=3"),
-                *("--", self.name, f"exec {options.python} -c '{load}' {program[1]}"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                limit=LINE_LIMIT,
-                # Its own session: Ctrl-C in a terminal is for the pool, which still needs the connection to clean up.
-                start_new_session=True,
-            )
+        mode = "--machine" if self.keeps_servers else "--machine-and-servers"
+        process = await self._run(self.command([options.python, "-c", load, program[1], mode]))
         try:
             async with asyncio.timeout(options.ready_timeout_s):
                 facts = await self._load(process, program[0])
         except (TimeoutError, OSError) as error:
-            await _end(process)
+            await self._end(process)
             reason = self._said() or str(error) or f"no login in {options.ready_timeout_s:g} s"
             raise MachineUnreachable(f"{self.name} cannot be used: {reason}") from error
         except BaseException:
-            await _end(process)
+            await self._end(process)
             raise
-        by_cores = facts["cores"] * options.slots_per_core
-        by_memory = facts["memory_mb"] / options.memory_mb_per_slot if facts["memory_mb"] else by_cores
-        self.capacity = max(1, int(min(by_cores, by_memory)))
+        self.capacity = self.room(facts)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read(process)), loop.create_task(self._ping(process))]
         return process
+
+    async def _run(self, command: list[str]) -> asyncio.subprocess.Process:
+        try:
+            with self._folder.file(self.name, "log").open("wb") as errors:
+                return await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=errors,
+                    limit=LINE_LIMIT,
+                    # Its own session: Ctrl-C in a terminal is for the pool, which still needs it to clean up.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise MachineUnreachable(f"{self.name} cannot be used: {error}") from error
+
+    def room(self, facts: Mapping[str, Any]) -> int:
+        """How many slots the machine carries."""
+        by_cores = facts["cores"] * self._options.slots_per_core
+        by_memory = facts["memory_mb"] / self._options.memory_mb_per_slot if facts["memory_mb"] else by_cores
+        return max(1, int(min(by_cores, by_memory)))
 
     async def _load(self, process: asyncio.subprocess.Process, program: bytes) -> dict[str, Any]:
         """Send the server unless the machine has it; what the machine says about itself."""
@@ -242,10 +228,8 @@ class Machine:
                         MachineUnreachable(f"the connection to {self.name} ended: {self._said() or 'no reason given'}")
                     )
             # Ended here, so that sockets of hosts that nothing leads to any more are closed and the hosts are lost.
-            await _end(process)
-            for local, _ in self._forwards.values():
-                local.unlink(missing_ok=True)
-            self._forwards.clear()
+            await self._end(process)
+            self.cut()
 
     async def _ping(self, process: asyncio.subprocess.Process) -> None:
         while True:
@@ -260,61 +244,38 @@ class Machine:
     async def _disconnect(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await _end(process)
+            await self._end(process)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _control(self, command: str, forward: str) -> None:
-        """Ask the running ssh process to open or close a forwarded socket."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command("-O", command, "-L", forward, "--", self.name),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, errors = await process.communicate()
-        if process.returncode:
-            raise MachineUnreachable(f"{self.name}: no socket could be led there: {errors.decode().strip()}")
-
-    def _command(self, *arguments: str) -> list[str]:
-        options = self._options
-        command = ["ssh", "-S", str(self._folder.file(self.name, "control")), "-oBatchMode=yes"]
-        if options.config is not None:
-            command += ["-F", str(options.config)]
-        if options.identity_file is not None:
-            command += ["-i", str(options.identity_file)]
-        command.append(f"-oStrictHostKeyChecking={options.check_host_keys}")
-        return [*command, f"-oConnectTimeout={max(1, round(options.connect_timeout_s))}", *arguments]
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(self.end_s):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
     def _said(self) -> str:
-        """The end of what ssh and the machine wrote to stderr."""
+        """The end of what the machine and the way to it wrote to stderr."""
         with contextlib.suppress(OSError):
             lines = self._folder.file(self.name, "log").read_text(errors="replace")[-LOG_TAIL:].split("\n")
             return "; ".join(line.strip() for line in lines if line.strip())
         return ""
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(END_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+class SessionFolder:
+    """A folder with a short path for sockets and logs, locked while in use: one that a killed pool left is removed."""
 
-
-class SocketFolder:
-    """A folder with a short path for ssh's sockets, locked while in use: one that a killed pool left is removed."""
-
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self._numbers: dict[str, int] = {}
         self._paths = itertools.count(1)
-        prefix = f"hermes-rl-ssh-{os.getuid()}-"
+        prefix = f"hermes-rl-{kind}-{os.getuid()}-"
         place = Path(tempfile.gettempdir())
         if len(str(place)) > 40:
             place = Path("/tmp")

@@ -79,7 +79,7 @@ def main() -> None:
         os.write(1, b"hermes-rl need\n")
         found = [store(receive(sha256), name, sha256)]
     os.utime(found[0])
-    os.execv(sys.executable, [sys.executable, str(found[0]), "--machine"])
+    os.execv(sys.executable, [sys.executable, str(found[0]), sys.argv[2]])
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Hosts on machines that are reached by ssh."""

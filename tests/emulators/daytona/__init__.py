@@ -1,0 +1,1 @@
+"""Daytona on this machine, for its unmodified SDK: see README.md."""
