@@ -59,10 +59,10 @@ if TYPE_CHECKING:
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
     from environments.trainers.cpu_weights import CpuServerWeights
+    from environments.trainers.rows import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
     from environments.trainers.tinker import TinkerBackend, tinker_datum
     from environments.trainers.trl import TrlRolloutWorker
     from environments.trainers.trl_environment import trl_environment, trl_rows
-    from environments.trainers.verl_rows import verl_rows
     from sandbox_pool import (
         AcquireTimeout,
         ExecResult,
@@ -147,8 +147,11 @@ __all__ = [
     "evaluate_run",
     "get_parser",
     "load_environment",
+    "nemo_gym_rows",
     "open_model",
     "process_run",
+    "skyrl_rows",
+    "slime_rows",
     "tinker_datum",
     "tool",
     "trl_environment",
@@ -184,10 +187,10 @@ _HOMES = {
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
     "environments.trainers.cpu_weights": "CpuServerWeights",
+    "environments.trainers.rows": "nemo_gym_rows skyrl_rows slime_rows verl_rows",
     "environments.trainers.tinker": "TinkerBackend tinker_datum",
     "environments.trainers.trl": "TrlRolloutWorker",
     "environments.trainers.trl_environment": "trl_environment trl_rows",
-    "environments.trainers.verl_rows": "verl_rows",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "
     "PoolConfig ProtocolError Sandbox SandboxError SandboxFileError SandboxLost SandboxSpec ScratchFull SlotPool "
     "StaleLease",

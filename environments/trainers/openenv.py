@@ -21,6 +21,7 @@ from openenv.core.env_server.mcp_types import (
 from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
+from environments.rollouts.blocking import BlockingRollouts
 from environments.trainers.episodes import Episode, Tasks
 
 SILENT_S = 3600.0
@@ -108,8 +109,9 @@ class SlotEpisodes(Environment):  # type: ignore[misc]
         return [self._tasks.about(split, index) for index in range(self.num_tasks(split))[start:stop]]
 
 
-def openenv_app(tasks: Tasks) -> Any:
+def openenv_app(rollouts: BlockingRollouts, items: int) -> Any:
     """The server as an ASGI application. As many sessions as rollouts of `process`: `groups_at_once` groups."""
+    tasks = Tasks(rollouts, items)
     config = tasks.env.config
     sessions = config.groups_at_once * config.group_size
     silent_s = config.limits.rollout_timeout_s or SILENT_S

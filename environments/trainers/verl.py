@@ -13,25 +13,16 @@ ended raises, and ends the step: verl has no place for it, and it is never a rew
 
 from __future__ import annotations
 
-import asyncio
-import json
 import uuid
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from agent_loop.model.backends.backend import Generation
 from agent_loop.model.contract import ModelRefused, ModelUnavailable, Sampling
-from agent_loop.model.recorder import Recorder
-from agent_loop.model.tokens.probe import probe_template
-from agent_loop.model.tokens.template import ChatTemplate
-from environments.errors import ConfigError
-from environments.launch import load_environment
-from environments.rollouts.rollouts import Rollouts
-from environments.rollouts.samples import Sample, samples_of
-from environments.rollouts.tool_session import NoModel
-from tool_parsers import get_parser
+from environments.rollouts.samples import Sample
+from environments.trainers.one_by_one import opened
 
 
 class VerlBackend:
@@ -62,52 +53,19 @@ class VerlBackend:
         """The client is verl's."""
 
 
-Opened = tuple[Rollouts, ChatTemplate]
-
-
 class VerlAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """One rollout of the row's item; all loops of a worker share one environment."""
 
-    _opened: ClassVar[dict[tuple[Any, ...], asyncio.Future[Opened]]] = {}
-    _keepers: ClassVar[set[asyncio.Task[None]]] = set()
-
     def __init__(self, *args: Any, environment: str, settings: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._source = (environment, *settings)
+        self._source = (environment, list(settings))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        rollouts, template = await self._open()
-        env = rollouts.env
-        item = env.item_from_json(json.loads(kwargs["extra_info"]["item"]))
-        backend, parser = VerlBackend(self.server_manager, sampling_params), get_parser(env.config.tool_call_parser)
-        model = Recorder(backend, template, parser, write_tools=env.config.tools_in_prompt)
-        rollout = await rollouts.run_member(item, env.item_id(item), sampling_params.get("temperature"), model)
-        [sample] = samples_of([rollout], env.config.segments, None)
-        return verl_output(sample, int(self.rollout_config.prompt_length))
-
-    async def _open(self) -> Opened:
-        """Open the environment with the first loop; it is closed with the event loop of the worker."""
-        key = (asyncio.get_running_loop(), *self._source)
-        if key not in self._opened:
-            self._opened[key] = asyncio.get_running_loop().create_future()
-            self._keepers.add(asyncio.create_task(self._keep_open(self._opened[key])))
-        return await asyncio.shield(self._opened[key])
-
-    async def _keep_open(self, opened: asyncio.Future[Opened]) -> None:
-        try:
-            env = load_environment(self._source[0], self._source[1:])
-            if env.config.segments == "all":
-                raise ConfigError("verl takes one sequence per rollout: set env.segments to last, or to forbid")
-            most = int(self.rollout_config.response_length)
-            env.config.max_token_length = min(env.config.max_token_length or most, most)
-            template = await asyncio.to_thread(probe_template, self.tokenizer)
-            async with Rollouts(env, model=NoModel()) as rollouts:
-                opened.set_result((rollouts, template))
-                await asyncio.Event().wait()
-        except Exception as error:  # whoever waits for the rollouts is told
-            if opened.done():
-                raise
-            opened.set_exception(error)
+        lengths = self.rollout_config
+        rollouts = await opened(*self._source, self.tokenizer, most_tokens=int(lengths.response_length))
+        backend = VerlBackend(self.server_manager, sampling_params)
+        [sample] = await rollouts.roll_out(kwargs["extra_info"]["item"], backend, sampling_params.get("temperature"))
+        return verl_output(sample, int(lengths.prompt_length))
 
 
 def verl_output(sample: Sample, prompt_length: int) -> AgentLoopOutput:

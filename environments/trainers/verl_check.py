@@ -31,7 +31,7 @@ class VerlView:
         return float(masked_mean((theirs - ours).exp(), mask)), float(found["k3_kl"])
 
     def logprobs(self, sample: Sample) -> list[float]:
-        theirs = self._responses(sample)[0].tolist()
+        theirs: list[float] = self._responses(sample)[0].tolist()
         return [0.0] * (len(sample.tokens) - len(theirs)) + theirs
 
     def _responses(self, sample: Sample) -> tuple[Any, Any, Any]:

@@ -190,7 +190,7 @@ class DaytonaProvider:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is not None:
-            await self._client.close()
+            await self._client.close()  # type: ignore[no-untyped-call]
             self._client = None
 
     async def dial(self, protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
@@ -238,7 +238,7 @@ class DaytonaProvider:
 
     async def _create(self, name: str, spec: SandboxSpec) -> AsyncSandbox:
         options = self._options
-        common = {
+        common: dict[str, Any] = {
             "name": name,
             "labels": {LABEL: "host", LABEL_OWNER: self._context.owner},
             "os_user": options.user,

@@ -10,7 +10,7 @@ mkdir -p "$home"
 
 uv venv -q --clear --python 3.11 "$home/venv"
 # verl first and without our config: its overrides (pyproject.toml) leave out packages that it needs.
-uv pip install -q --no-config --python "$home/venv/bin/python" "verl==0.9.1" "torch==2.13.0"
+uv pip install -q --no-config --python "$home/venv/bin/python" "verl==0.9.1" "torch==2.13.0" cachetools
 (cd "$root" && uv pip install -q --python "$home/venv/bin/python" -e '.[cpu-model]')
 "$home/venv/bin/hermes-rl" model get >/dev/null
 

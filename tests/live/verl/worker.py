@@ -20,18 +20,9 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_loop.local_models.standin import StandIn, chatml_tokenizer
 from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import Sampling
-from environments.base import HermesAgentBaseEnv
-from environments.trainers.verl import VerlAgentLoop
-from environments.trainers.verl_rows import verl_rows
-from support.env_tasks import NumberEnv, sometimes_right
-
-
-class Numbers(NumberEnv):
-    """As a config makes it."""
-
-    def __init__(self, config: Any, servers: Any = None, **more: Any) -> None:
-        HermesAgentBaseEnv.__init__(self, config, servers, **more)
-        self.count = 0
+from environments.trainers.one_by_one import close_all
+from environments.trainers.rows import verl_rows
+from support.env_tasks import sometimes_right
 
 
 class Client:
@@ -52,11 +43,15 @@ class Client:
 
 def config(folder: Path) -> Any:
     chatml_tokenizer().save_pretrained(folder / "model")
-    LlamaConfig(vocab_size=len(chatml_tokenizer())).save_pretrained(folder / "model")
+    LlamaConfig(vocab_size=len(chatml_tokenizer()), architectures=["LlamaForCausalLM"]).save_pretrained(
+        folder / "model"
+    )
     entry = {"name": "hermes", "_target_": "environments.trainers.verl.VerlAgentLoop"}
     entry |= {"environment": str(folder / "numbers.yaml"), "settings": ["--env.segments", "last"]}
     OmegaConf.save(OmegaConf.create([entry]), folder / "agent.yaml")
-    (folder / "numbers.yaml").write_text("environment: worker:Numbers\nopenai: {server_type: standin}\n")
+    (folder / "numbers.yaml").write_text(
+        "environment: support.env_tasks:NumbersFromConfig\nopenai: {server_type: standin}\n"
+    )
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer/config"), version_base=None):
         return compose(
             "ppo_trainer",
@@ -88,9 +83,7 @@ async def main(folder: Path) -> dict[str, Any]:
             meta_info={"global_steps": 3},
         )
         made = await worker.generate_sequences(batch)
-        for keeper in VerlAgentLoop._keepers:
-            keeper.cancel()
-        await asyncio.gather(*VerlAgentLoop._keepers, return_exceptions=True)
+        await close_all()
         await client.backend.close()
     told = {name: made.batch[name].tolist() for name in ("input_ids", "attention_mask", "responses", "response_mask")}
     told |= {name: made.batch[name].tolist() for name in ("rollout_log_probs", "rm_scores")}
