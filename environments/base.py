@@ -311,8 +311,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
             opened = await opener.open(ours)
+            self.plays_solutions = opener.plays_solutions
             if not self.replayed:
-                self.model_context, self.plays_solutions = opener.context_tokens, opener.plays_solutions
+                self.model_context = opener.context_tokens
             return opened
         if self.server_configs[0].server_type == "openai":
             from agent_loop.model.chat import ChatServer

@@ -169,12 +169,17 @@ class ModelOpener:
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
         options = checked_options(StandIn, server.options, self._section)
-        policy = self._policy(options.pop("policy", PLAYED_BY_DEFAULT.get(self._section, "solver")))
+        policy = self._policy(options.pop("policy", self._played_by_default()))
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
 
+    def _played_by_default(self) -> str:
+        return PLAYED_BY_DEFAULT.get(self._section, "solver")
+
     async def _tape_player(self, server: ServerConfig) -> ModelServer:
         """What reads a server's answers, without the server: every request must be on the tape of a rollout."""
+        if server.server_type == "standin":  # it was told the item, so the tape says so
+            self.plays_solutions |= server.options.get("policy", self._played_by_default()) in SOLVERS
         if server.server_type == "openai":
             return ChatServer(_NoServer(), server.model_name, self._parser)
         template = await asyncio.to_thread(lambda: probe_template(self._tokenizer_of(server)))

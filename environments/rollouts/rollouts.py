@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from agent_loop.model.backends.backend import ITEM, TokenBackend
+from agent_loop.model.backends.backend import TokenBackend
 from agent_loop.model.contract import ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import RolloutRecord
@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 TRY_AGAIN_S = 0.5
 """Pause before the second try, doubled with each: a disk that is full for three seconds refuses at once, and without a
 pause every item of these seconds would use up its tries."""
-KNOWN_SOLUTIONS = 4096
-"""Items whose solutions the stand-in remembers: those of the groups that run, and some before."""
 KEPT_SNAPSHOTS = 32
 """Prepared states that are kept for members of groups that are asked for one by one; nobody says when one is whole."""
 KNOWN_GROUPS = 4096
@@ -296,7 +294,7 @@ class Rollouts:
             return result
         try:
             job = from_prepared(plan_group(env, item, result.group_id, index, temperature), start)
-            job = replace(self._with_solution(job), wire=wire)
+            job = replace(job, wire=wire)
             await self._run(result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None)
         finally:
             if start is not None:
@@ -372,7 +370,7 @@ class Rollouts:
                     known.prepared = True
             index = seed_of(env.config, group)  # draws of tools follow from the name of the group
             job = from_prepared(plan_group(env, item, group_id, index, temperature), known.start)
-            yield self._with_solution(job), number
+            yield job, number
         finally:
             known.users -= 1
             await self._drop_idle()
@@ -461,17 +459,6 @@ class Rollouts:
             return None
         anew = f"@{self.env.config.sampling_seed}" if self.env.config.sampling_seed else ""
         return seed_of(self.env.config, f"{group}.{attempt_number}{anew}") + member
-
-    def _with_solution(self, job: RolloutJob) -> RolloutJob:
-        """Let a stand-in know which item it is about to be asked about, and what solves it."""
-        if not self.env.plays_solutions:
-            return job
-        known = self.env.known_solutions
-        known[job.item_id] = self.env.solution(job.item)
-        while len(known) > KNOWN_SOLUTIONS:
-            known.pop(next(iter(known)))
-        named = {"id": job.item_id, "said": sum(message.get("role") == "assistant" for message in job.messages)}
-        return replace(job, sampling=replace(job.sampling, extra_body={**job.sampling.extra_body, ITEM: named}))
 
     def _check_prompt_fits(self, record: RolloutRecord) -> None:
         """A prompt without room for its first turn is a mistake of the settings as long as no rollout had room."""

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import apptainer, cleanup
+from . import apptainer_instances, cleanup
 from .host_files import FOLDER, check_private, open_private, remove_tree
 from .host_folders import (
     ALIVE,
@@ -123,7 +123,7 @@ def _answer(request: Request) -> dict[str, Any]:
         return {"ok": {"image": image, "start": start, "stop": stop, "list": list_hosts}[request["op"]](request)}
     except Refused as refused:
         return {"kind": refused.kind, "error": str(refused)}
-    except apptainer.ContainerFault as fault:
+    except apptainer_instances.ContainerFault as fault:
         return {"kind": "container", "error": str(fault)}
     except (OSError, ValueError, KeyError) as error:
         return {"kind": "fault", "error": f"{type(error).__name__}: {error}"}
@@ -131,7 +131,7 @@ def _answer(request: Request) -> dict[str, Any]:
 
 def image(request: Request) -> str:
     """What instances are started from."""
-    return apptainer.image_file(request["container"])
+    return apptainer_instances.image_file(request["container"])
 
 
 def start(request: Request) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def start(request: Request) -> dict[str, Any]:
     container = request.get("container")
     program = [sys.executable, sys.argv[0]]
     if container:
-        program = apptainer.enter(container, directory.name, directory, sys.argv[0])
+        program = apptainer_instances.enter(container, directory.name, directory, sys.argv[0])
     with (directory / "server.log").open("wb") as log, (directory / ALIVE).open("rb") as alive:
         server = subprocess.Popen(
             [*program, "--scratch", str(scratch), "--listen", address, *arguments],
@@ -156,7 +156,7 @@ def start(request: Request) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=log,
             pass_fds=[alive.fileno()],
-            env=apptainer.environment() if container else PLAIN,
+            env=apptainer_instances.environment() if container else PLAIN,
             cwd="/",
             start_new_session=True,
         )
@@ -252,7 +252,7 @@ def stop(request: Request) -> dict[str, Any]:
     container = request.get("container")
     if existing and container:
         # Before the folder goes: it is what tells that there may be an instance.
-        apptainer.leave(container["program"], _name(request))
+        apptainer_instances.leave(container["program"], _name(request))
     for directory in existing:
         left = cleanup.clean(str(directory / "scratch")) if (directory / "scratch").exists() else []
         # With something left the folder stays: it is how the next stop finds the rest.

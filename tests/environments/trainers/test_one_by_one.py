@@ -28,9 +28,9 @@ from agent_loop.model.contract import Sampling
 from environments.errors import ConfigError, RolloutLost
 from environments.rollouts.blocking import BlockingRollouts
 from environments.rollouts.rollouts import Rollouts
+from environments.trainers.dataset_files import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
 from environments.trainers.nemo_gym import nemo_gym_app
 from environments.trainers.one_by_one import close_all, opened
-from environments.trainers.rows import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
 from environments.trainers.slime import generate
 from support.env_tasks import NumbersFromConfig, sometimes_right
 
