@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
     from environments.trainers.cpu_weights import CpuServerWeights
-    from environments.trainers.dataset_files import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
+    from environments.trainers.item_rows import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
     from environments.trainers.tinker import TinkerBackend, tinker_datum
     from environments.trainers.trl import TrlRolloutWorker
     from environments.trainers.trl_environment import trl_environment, trl_rows
@@ -187,7 +187,7 @@ _HOMES = {
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
     "environments.trainers.cpu_weights": "CpuServerWeights",
-    "environments.trainers.dataset_files": "nemo_gym_rows skyrl_rows slime_rows verl_rows",
+    "environments.trainers.item_rows": "nemo_gym_rows skyrl_rows slime_rows verl_rows",
     "environments.trainers.tinker": "TinkerBackend tinker_datum",
     "environments.trainers.trl": "TrlRolloutWorker",
     "environments.trainers.trl_environment": "trl_environment trl_rows",

@@ -19,8 +19,8 @@ from agent_loop.outcome import Outcome
 from agent_loop.records.record import ToolError, TurnRecord
 from agent_loop.turn.arguments import normalize
 from agent_loop.turn.messages import sendable, shown, tool_message
-from agent_loop.turn.runtime import ToolRuntime, collect_output, error_text
-from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
+from agent_loop.turn.runtime import ToolRuntime, error_text
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus, collect_output
 from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)

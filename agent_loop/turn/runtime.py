@@ -48,29 +48,6 @@ ToolHandler = Callable[[str, dict[str, Any], str], Any]
 """A coroutine function, or a plain one: that runs in a thread, as long as `tool_timeout_s` allows."""
 
 
-_said: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar(
-    "what a stopped call had printed", default=None
-)
-
-
-def output_keeper() -> Callable[[str], None]:
-    """For a tool that may be stopped: takes what it had printed until then, for the result of the call it runs in."""
-    said = _said.get()
-
-    def keep(output: str) -> None:
-        if said is not None and output:
-            said.append(output)
-
-    return keep
-
-
-def collect_output() -> list[str]:
-    """What keepers are given from now on, in this context and in tasks that are started from it."""
-    said: list[str] = []
-    _said.set(said)
-    return said
-
-
 class HandlerRuntime:
     """A runtime over `tool_handler(name, args, task_id)`, as hermes-agent has it."""
 

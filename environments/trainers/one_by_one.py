@@ -42,7 +42,7 @@ class OneByOne:
             await backend.close()
 
     async def roll_out(self, item: str, backend: TokenBackend, temperature: float | None = None) -> list[Sample]:
-        """One rollout of an item (as `rows.py` writes it). Rollouts of an item share what `prepare` made.
+        """One rollout of an item (as `item_rows.py` writes it). Rollouts of an item share what `prepare` made.
 
         RolloutLost when infrastructure ended it: these trainers have no place for it, and it is never a reward.
         """

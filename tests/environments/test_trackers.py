@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from environments import trackers
 from environments.errors import ConfigError
+from environments import trackers
 from environments.runs.batch import evaluate_run, process_run
 from environments.trackers import Trackers
 from support.env_pool import DirectoryPool
@@ -96,5 +96,5 @@ def test_a_tracker_that_breaks_is_named_once_and_left_out(tmp_path: Path, caplog
 
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(trackers.NEEDS, "mlflow", "nosuchmodule")
-    with pytest.raises(ConfigError, match=r"nosuchmodule cannot be imported: pip install 'hermes-rl.mlflow.'"):
+    with pytest.raises(ConfigError, match=r"nosuchmodule cannot be imported: pip install 'hermes-rl\[mlflow\]'"):
         Trackers(["mlflow"], "r", tmp_path, {})

@@ -22,8 +22,7 @@ from typing import Any
 from agent_loop.records.tape import random_name
 from agent_loop.tools.output import cap_bytes, dump, strip_ansi
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema, outcome_of
-from agent_loop.turn.runtime import output_keeper
-from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, output_keeper
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.results import ExecResult
 

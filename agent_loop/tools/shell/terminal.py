@@ -8,8 +8,7 @@ from typing import Any
 from agent_loop.tools.output import cap_bytes, strip_ansi
 from agent_loop.tools.shell.process_table import Background, Watch
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, outcome_of
-from agent_loop.turn.runtime import output_keeper
-from agent_loop.turn.tool_call import ToolOutcome
+from agent_loop.turn.tool_call import ToolOutcome, output_keeper
 
 _PROGRAMS = {
     "editor": ("vim", "vi", "nvim", "nano", "emacs", "pico"),

@@ -14,8 +14,8 @@ from environments.errors import UsageError, at_least
 EXAMPLE = "hermes-rl offer terminal_tasks --to openenv --port 8600"
 TAKES_SETTINGS = True
 SERVERS = {
-    "openenv": ("openenv", "environments.trainers.openenv", "openenv_app", False),
-    "nemo-gym": ("fastapi", "environments.trainers.nemo_gym", "nemo_gym_app", True),
+    "openenv": ("openenv", "environments.trainers.servers.openenv", "openenv_app", False),
+    "nemo-gym": ("fastapi", "environments.trainers.servers.nemo_gym", "nemo_gym_app", True),
 }
 """Name -> the package it needs, what makes its application, and whether the config's model samples."""
 

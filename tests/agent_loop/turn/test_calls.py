@@ -11,8 +11,7 @@ import pytest
 
 from agent_loop.limits import Limits
 from agent_loop.turn.calls import Dispatcher
-from agent_loop.turn.runtime import output_keeper
-from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus, output_keeper
 from sandbox_pool.errors import SandboxFileError, SandboxLost
 
 Act = Callable[[str], Awaitable[ToolOutcome]]

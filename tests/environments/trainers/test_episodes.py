@@ -12,7 +12,7 @@ from environments.errors import ConfigError, RolloutLost
 from environments.rollouts.blocking import BlockingRollouts
 from environments.rollouts.rollouts import Rollouts
 from environments.rollouts.tool_session import NoModel
-from environments.trainers.episodes import Episode, Tasks
+from environments.trainers.servers.episodes import Episode, Tasks
 from sandbox_pool.errors import SandboxLost
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv

@@ -28,9 +28,9 @@ from agent_loop.model.contract import Sampling
 from environments.errors import ConfigError, RolloutLost
 from environments.rollouts.blocking import BlockingRollouts
 from environments.rollouts.rollouts import Rollouts
-from environments.trainers.dataset_files import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
-from environments.trainers.nemo_gym import nemo_gym_app
+from environments.trainers.item_rows import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
 from environments.trainers.one_by_one import close_all, opened
+from environments.trainers.servers.nemo_gym import nemo_gym_app
 from environments.trainers.slime import generate
 from support.env_tasks import NumbersFromConfig, sometimes_right
 
@@ -127,7 +127,7 @@ async def test_segments_of_a_truncated_rollout_are_samples_of_their_own(standin:
 
 
 async def test_one_sequence_trainers_refuse_several(standin: StandIn, config: str) -> None:
-    with pytest.raises(ConfigError, match=r"set env.segments to last, or to forbid"):
+    with pytest.raises(ConfigError, match=r"set env\.segments to last, or to forbid"):
         await opened(config, [], chatml_tokenizer())
     first = await opened(config, ["--env.segments", "last"], chatml_tokenizer(), most_tokens=900)
     assert await opened(config, ["--env.segments", "last"], chatml_tokenizer()) is first

@@ -26,7 +26,7 @@ from agent_loop.local_models.standin import StandIn, chatml_tokenizer
 from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import Sampling
 from environments.trainers.one_by_one import close_all
-from environments.trainers.dataset_files import skyrl_rows
+from environments.trainers.item_rows import skyrl_rows
 from environments.trainers.skyrl import SkyrlGenerator
 from support.env_tasks import sometimes_right
 

@@ -20,7 +20,7 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_loop.local_models.standin import StandIn, chatml_tokenizer
 from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import Sampling
-from environments.trainers.dataset_files import verl_rows
+from environments.trainers.item_rows import verl_rows
 from environments.trainers.one_by_one import close_all
 from support.env_tasks import sometimes_right
 

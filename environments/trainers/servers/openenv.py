@@ -22,7 +22,7 @@ from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from pydantic import Field
 
 from environments.rollouts.blocking import BlockingRollouts
-from environments.trainers.episodes import Episode, Tasks
+from environments.trainers.servers.episodes import Episode, Tasks
 
 SILENT_S = 3600.0
 """How long a session without a WebSocket may be silent, where `env.limits.rollout_timeout_s` says nothing."""
