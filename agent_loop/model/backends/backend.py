@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,8 +11,6 @@ from agent_loop.records.record import covers
 
 GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
 """Keys of a request's body for a server that samples a whole group at once: the group's size, and its name."""
-FEWEST_TOKENS = 5
-"""Fewer say nothing of an entropy; servers give one or two without being asked."""
 ITEM = "hermes_item"
 """Key of a request's body for a stand-in that plays solutions: the item's `id`, and how many turns of the assistant
 the prompt began with (`said`)."""
@@ -36,22 +33,6 @@ class Generation:
     """Which weights sampled which tokens, from servers that say it so exactly."""
     entropies: list[float | None] = field(default_factory=list)
     """Of the model's distribution at each token, where the server was asked for its likeliest tokens; else empty."""
-
-
-def entropies(rows: Iterable[Iterable[float]]) -> list[float | None]:
-    """From the logprobs of the likeliest tokens at each place, in nats; what is left over counts as one token more.
-
-    So each is at most the true one, and the more tokens are asked for, the nearer.
-    """
-    found = [_entropy(list(row)) for row in rows]
-    return found if any(value is not None for value in found) else []
-
-
-def _entropy(logprobs: list[float]) -> float | None:
-    if len(logprobs) < FEWEST_TOKENS:
-        return None
-    left = 1.0 - sum(map(math.exp, logprobs))
-    return -sum(math.exp(p) * p for p in logprobs) - (left * math.log(left) if left > 0 else 0.0)
 
 
 def weights_spans(rows: Any, tokens: int) -> tuple[WeightsSpan, ...]:

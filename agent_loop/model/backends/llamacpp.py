@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from agent_loop.model.backends.backend import Generation, entropies
-from agent_loop.model.backends.http import HttpBackend, field
+from agent_loop.model.backends.backend import Generation
+from agent_loop.model.backends.http import HttpBackend, entropies, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}

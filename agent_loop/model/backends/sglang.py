@@ -12,8 +12,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_loop.model.backends.backend import Generation, entropies, weights_spans
-from agent_loop.model.backends.http import HttpBackend, field
+from agent_loop.model.backends.backend import Generation, weights_spans
+from agent_loop.model.backends.http import HttpBackend, entropies, field
 from agent_loop.model.backends.vllm import GENEROUS_MAX_TOKENS
 from agent_loop.model.contract import ModelRefused, Sampling
 

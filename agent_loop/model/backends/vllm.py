@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from agent_loop.model.backends.backend import Generation, entropies, weights_spans
-from agent_loop.model.backends.http import Echo, HttpBackend, field
+from agent_loop.model.backends.backend import Generation, weights_spans
+from agent_loop.model.backends.http import Echo, HttpBackend, entropies, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 GENEROUS_MAX_TOKENS = 4096
