@@ -11,7 +11,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Containers often forbid bytecode. Then each of the thousand programs that the tests start compiles what it imports (2 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-random test-user test-pythons test-slow fuzz learn-check lint format bench helpers nomad vllm readers hints clean
+.PHONY: help demo test test-random test-user test-pythons test-slow chaos fuzz learn-check lint format bench helpers nomad vllm readers hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-user   as root: what differs for an ordinary user, run as one"
 	@echo "make test-pythons   as root: the suite on Python 3.11, 3.12 and 3.13, as root and as a user, random order, busy cores"
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
+	@echo "make chaos   everything fails, nothing is lost: CHAOS_SECONDS (600) of faults, repeat one with SEED=its number"
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   slots, loop, tools and serving, each beside its control"
@@ -62,6 +63,10 @@ test-pythons:
 
 test-slow: $(INSTALLED) hints
 	$(BIN)/pytest -m slow --timeout 1800
+
+# SECONDS is a variable of the shell itself, so the target has its own name for it.
+chaos: $(INSTALLED) hints
+	$(BIN)/python tests/chaos --seconds $(or $(CHAOS_SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 fuzz:
 	bash tests/fuzz/fuzz.sh $(or $(FUZZ_SECONDS),60)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
 
     from environments.roles import RolloutRoles
+    from environments.rollouts.cassettes import Cassettes
     from environments.rollouts.hack_meter import HackMeter, Probe
     from environments.rollouts.quarantine import Quarantine
 
@@ -103,7 +104,8 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Whether the model is a stand-in that wants to know which item it is asked about."""
         self.roles: Callable[[int | None], RolloutRoles] | None = None
         """Makes the judge and the user of a rollout with this seed; None without either."""
-        self._model_context: int | None = None
+        self.model_context: int | None = None
+        """Tokens of the model's context, where its server told it."""
         self._meter: HackMeter | None = None
         if config.hack_meter.impossible or config.hack_meter.tripwires:
             from environments.rollouts.hack_meter import HackMeter
@@ -111,6 +113,10 @@ class HermesAgentBaseEnv(AtroposEnv):
             self._meter = HackMeter(config.hack_meter)
         self.keep_workspace: KeepFunction | None = None
         """Stores the workspace of each rollout; set by process and evaluate."""
+        self.cassettes: Cassettes | None = None
+        """Records each rollout; set by process and evaluate."""
+        self.replayed = False
+        """Whether a tape stands for model and slots: then no server is asked for anything."""
         self._quarantine: Quarantine | None = None
         if config.quarantine is not None:
             from environments.rollouts.quarantine import Quarantine
@@ -275,7 +281,13 @@ class HermesAgentBaseEnv(AtroposEnv):
         async def opened(name: str, role: RoleConfig | None) -> Role | None:
             if role is None:
                 return None
-            opener = ModelOpener(self._stack, config.tool_call_parser, config.tokenizer_name, section=f"env.{name}")
+            opener = ModelOpener(
+                self._stack,
+                config.tool_call_parser,
+                config.tokenizer_name,
+                section=f"env.{name}",
+                replayed=self.replayed,
+            )
             return Role(name, await opener.open([role]), role)
 
         judge, user = await opened("judge", config.judge), await opened("user", config.user)
@@ -289,16 +301,19 @@ class HermesAgentBaseEnv(AtroposEnv):
             config.tokenizer_name,
             tools_in_prompt=config.tools_in_prompt,
             solutions=self.known_solutions,
+            replayed=self.replayed,
         )
         if backend is not None:
             tokenizer = self.backend_tokenizer or await asyncio.to_thread(load_tokenizer, config.tokenizer_name)
             opened = await opener.record(backend, tokenizer)
-            self._model_context = opener.context_tokens
+            self.model_context = opener.context_tokens
             return opened
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
             opened = await opener.open(ours)
-            self._model_context, self.plays_solutions = opener.context_tokens, opener.plays_solutions
+            self.plays_solutions = opener.plays_solutions
+            if not self.replayed:
+                self.model_context = opener.context_tokens
             return opened
         if self.server_configs[0].server_type == "openai":
             from agent_loop.model.chat import ChatServer
@@ -382,7 +397,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
     def longest_sequence(self) -> int:
         """Tokens a sequence may have, by the config, the model and the trainer."""
-        return longest_sequence(self.config, self.max_token_len, self._model_context)
+        return longest_sequence(self.config, self.max_token_len, self.model_context)
 
     def opened_pool(self) -> Pool:
         """Where slots are leased."""

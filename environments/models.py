@@ -23,9 +23,18 @@ from agent_loop.local_models.standin import Policy, StandIn, chatml_tokenizer, n
 from agent_loop.local_models.standin.chatml import chatml_template
 from agent_loop.local_models.standin.solver import SOLVERS, Step, solver
 from agent_loop.model.backends import TokenBackend, VllmBackend, connect
+from agent_loop.model.backends.backend import Generation
 from agent_loop.model.backends.http import http_address, is_loopback
 from agent_loop.model.chat import ChatServer
-from agent_loop.model.contract import Conversation, Message, ModelRefused, ModelServer, ModelUnavailable, ToolSchema
+from agent_loop.model.contract import (
+    Conversation,
+    Message,
+    ModelRefused,
+    ModelServer,
+    ModelUnavailable,
+    Sampling,
+    ToolSchema,
+)
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from environments.atropos.compat import usable_api_key
@@ -73,8 +82,9 @@ class ModelOpener:
         solutions: Mapping[str, Sequence[Step]] | None = None,
         environ: Mapping[str, str] | None = None,
         section: str = "openai",
+        replayed: bool = False,
     ) -> None:
-        """`section` names the settings in messages.
+        """`section` names the settings in messages. With `replayed` a tape answers, and no server is started or asked.
 
         `solutions` (item or prompt -> steps, read at each request) are what the stand-in plays as `solver` or
         `oracle`."""
@@ -85,6 +95,7 @@ class ModelOpener:
         self._solutions = {} if solutions is None else solutions
         self._environ = os.environ if environ is None else environ
         self._section = section
+        self._replayed = replayed
         self.plays_solutions = False
         """Whether a stand-in was opened that does."""
         self.context_tokens: int | None = None
@@ -96,6 +107,8 @@ class ModelOpener:
         return opened[0] if len(opened) == 1 else Balanced(opened)
 
     async def _open_one(self, server: ServerConfig) -> ModelServer:
+        if self._replayed:
+            return await self._tape_player(server)
         match server.server_type:
             case "openai":
                 return await self._chat(server)
@@ -160,6 +173,21 @@ class ModelOpener:
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
 
+    async def _tape_player(self, server: ServerConfig) -> ModelServer:
+        """What reads a server's answers, without the server: every request must be on the tape of a rollout."""
+        if server.server_type == "openai":
+            return ChatServer(_NoServer(), server.model_name, self._parser)
+        template = await asyncio.to_thread(lambda: probe_template(self._tokenizer_of(server)))
+        return Recorder(_NoServer(), template, self._parser, write_tools=self._tools_in_prompt)
+
+    def _tokenizer_of(self, server: ServerConfig) -> Any:
+        if server.server_type == "cpu-model":
+            from agent_loop.local_models.cpu_model import CpuModel
+
+            return CpuModel(**checked_options(CpuModel, server.options, self._section)).tokenizer
+        standin = server.server_type == "standin"
+        return load_tokenizer("standin" if standin else server.tokenizer_name or self._tokenizer_name)
+
     def _policy(self, wanted: Any) -> Policy:
         """A scripted policy: a function, `module:function`, or one of ours by name."""
         if callable(wanted):
@@ -197,6 +225,21 @@ class ModelOpener:
         if server.api_key_env not in self._environ:
             raise ConfigError(f"{self._section}.api_key_env names {server.api_key_env}, which is not set")
         return self._environ[server.api_key_env]
+
+
+class _NoServer:
+    """Stands where a replay has no server; being asked is a mistake of ours."""
+
+    async def chat_completion(self, **options: Any) -> Any:
+        raise RuntimeError("a replay has no model server")
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, stop_ids: Sequence[int] = ()) -> Generation:
+        raise RuntimeError("a replay has no model server")
+
+    async def context_tokens(self) -> int | None:
+        return None
+
+    async def close(self) -> None: ...
 
 
 def checked_options(kind: type, given: Mapping[str, Any], section: str = "openai") -> dict[str, Any]:

@@ -200,12 +200,16 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'hermes_rl' has no attribute {name!r}")
+    value = globals()[name] = _imported(home, name)
+    return value
+
+
+def _imported(home: str, name: str) -> Any:
     from importlib import import_module
 
     for package in _NEEDS[home.partition(".")[0]]:
         _check_ours(package)
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

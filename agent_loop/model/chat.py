@@ -22,6 +22,7 @@ from agent_loop.model.contract import (
     ToolSchema,
 )
 from agent_loop.model.errors import failure_in, translate
+from agent_loop.model.on_tape import completed
 from agent_loop.turn.messages import assistant_message, sendable
 from agent_loop.turn.tool_call import ToolCallRecord, parsed_calls
 from tool_parsers import Parsed, get_parser
@@ -128,11 +129,15 @@ class ChatConversation:
     async def sample(self, sampling: Sampling) -> ModelTurn:
         """One completion. Faults are raised as `ModelError`; the conversation is then as it was before."""
         self.append(())
-        try:
-            response = await self._complete(messages=list(self._messages), **self._options(sampling))
-        except Exception as error:  # whatever a client library raises becomes one of our three kinds of model error
-            raise translate(error) from error
-        self._turn = self._read(response)
+        messages = list(self._messages)
+
+        async def ask() -> ModelTurn:
+            try:
+                return self._read(await self._complete(messages=messages, **self._options(sampling)))
+            except Exception as error:  # whatever a client library raises becomes one of our three kinds of model error
+                raise translate(error) from error
+
+        self._turn = await completed(lambda: {"messages": messages, "tools": self._tools}, sampling, ask)
         return self._turn
 
     def prompt_tokens(self) -> int | None:

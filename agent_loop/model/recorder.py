@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from agent_loop.fairness import wait_in_line
 from agent_loop.model.backends.backend import Generation, TokenBackend
 from agent_loop.model.contract import Message, ModelTurn, Sampling, Segment, ToolSchema
+from agent_loop.model.on_tape import generated
 from agent_loop.model.tokens.ledger import Ledger, Vocabulary
 from agent_loop.model.tokens.template import ChatTemplate
 from agent_loop.records.record import Piece, SampledCall
@@ -111,7 +112,13 @@ class RecordedConversation:
         glue = self._glue_ids()
         prompt = self._ledger.tokens + glue
         began = time.monotonic()
-        generation = await self._backend.generate(prompt, sampling, stop_ids=sorted(self._template.given_stop_ids))
+        after = 0 if self._turn is None else len(self._ledger.tokens)
+        generation = await generated(
+            after,
+            glue if after else prompt,
+            sampling,
+            lambda: self._backend.generate(prompt, sampling, stop_ids=sorted(self._template.given_stop_ids)),
+        )
         duration_s = time.monotonic() - began
         await wait_in_line()
         self._ledger.extend(glue)

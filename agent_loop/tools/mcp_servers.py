@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import re
-import secrets
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, jsonrpc_message_adapter
 
+from agent_loop.records.tape import random_name
 from agent_loop.tools.config import McpServerConfig
 from agent_loop.tools.own_tools import script_parameters
 from agent_loop.tools.script.execute_code import script_source
@@ -127,7 +127,7 @@ class McpServer:
     @contextlib.asynccontextmanager
     async def _in_slot(self) -> AsyncIterator[Any]:
         """Streams whose other end is the relay in the slot: it asks for what to say, and brings what it hears."""
-        sandbox, token = self._sandbox, secrets.token_hex(16)
+        sandbox, token = self._sandbox, random_name(16)
         to_session, read = anyio.create_memory_object_stream[Any](math.inf)
         write, from_session = anyio.create_memory_object_stream[Any](0)
         pieces: list[str] = []
@@ -149,7 +149,7 @@ class McpServer:
                 to_session.send_nowait(_parsed(heard))
             return b'{"ok": true}'
 
-        path = f"{self._scratch}/hermes_mcp_{secrets.token_hex(8)}.sock"
+        path = f"{self._scratch}/hermes_mcp_{random_name(8)}.sock"
         job = {"socket": path, "token": token, "command": self._config.command}
         async with sandbox.serve(path, handle):
             python = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agent_loop.model.contract import Message, ToolSchema
+from agent_loop.records.tape import random_name
 from agent_loop.tools.config import McpServerConfig, ToolConfig
 from agent_loop.tools.files.workspace import Workspace, file_failure
 from agent_loop.tools.output import Redactor, dump
@@ -92,7 +92,7 @@ class SandboxTools:
         self._offer_to_scripts()
         self._stack = AsyncExitStack()
         self._stored = 0
-        self._name = secrets.token_hex(4)
+        self._name = random_name(4)
 
     async def __aenter__(self) -> SandboxTools:
         if self._mcp:

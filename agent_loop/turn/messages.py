@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from agent_loop.model.contract import Message, ModelTurn
+from agent_loop.records.tape import random_name
 from agent_loop.turn.tool_call import MALFORMED_NAME, ToolCallRecord
 
 MAX_DEPTH = 100
@@ -27,7 +27,7 @@ class CallIds:
 
     def claim(self, given: str) -> str:
         """The given id if no call of the rollout has it yet, else a fresh one."""
-        call_id = given if given and given not in self._seen else f"call_{secrets.token_hex(12)}"
+        call_id = given if given and given not in self._seen else f"call_{random_name(12)}"
         self._seen.add(call_id)
         return call_id
 

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import json
 import math
-import secrets
 import shlex
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from functools import cache
 from importlib.resources import as_file, files
 from typing import Any
 
+from agent_loop.records.tape import random_name
 from environments.code_tasks.solver import decode, encode
 from environments.scoring.verification import CheckTimeout, Verdict, VerifierContext, stat_or_none
 
@@ -48,7 +48,7 @@ async def ask(
     """Answers to all cases, checked for their shape only; raises NoAnswers."""
     if await stat_or_none(ctx, module) is None:
         raise NoAnswers(f"{module} is missing")
-    key = secrets.token_hex(32)
+    key = random_name(32)
     words = [*shlex.split(python), "-I", "-c", solver_source(), module]
     request = json.dumps({"key": key, "cases": cases}).encode()
     # A wrong solution that never ends is stopped by the CPU time it uses, however busy the machine is. No shell stays

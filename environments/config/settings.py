@@ -243,6 +243,9 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     workspaces: WorkspaceSettings = Field(
         default_factory=WorkspaceSettings, description="Workspaces that process and evaluate keep, for rescore."
     )
+    cassettes: bool = Field(
+        default=False, description="Process and evaluate record each rollout whole, for `hermes-rl replay`."
+    )
     run_dir: Path | None = Field(default=None, description="Where process and evaluate write; None: runs/<name>.")
 
     def pool_config(self) -> PoolConfig:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+TRY_AGAIN_S = 0.5
+"""Pause before the second try, doubled with each: a disk that is full for three seconds refuses at once, and without a
+pause every item of these seconds would use up its tries."""
 KNOWN_SOLUTIONS = 4096
 """Items whose solutions the stand-in remembers: those of the groups that run, and some before."""
 KEPT_SNAPSHOTS = 32
@@ -91,6 +94,8 @@ async def run_members(
             result.lost.append(rollout.record)
             if rollout.record.outcome in (REWARD_ERROR, PREPARE_ERROR) or time.monotonic() >= deadline:
                 break
+            if attempt_number + 1 < tries:
+                await asyncio.sleep(TRY_AGAIN_S * 2**attempt_number)
         return None
 
     try:
@@ -314,7 +319,11 @@ class Rollouts:
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            rollout = await runner.run(job.for_rollout(rollout_id, sampling))
+            told = job.for_rollout(rollout_id, sampling)
+            if self.env.cassettes is None:
+                rollout = await runner.run(told)
+            else:
+                rollout = await self.env.cassettes.recorded(told, runner.run)
             self._check_prompt_fits(rollout.record)
             if counted:
                 self.env.keep(rollout.record)
@@ -330,8 +339,9 @@ class Rollouts:
 
         env = self.env
         starts = type(env).start is not HermesAgentBaseEnv.start
+        pool = env.opened_pool()
         return RolloutRunner(
-            env.opened_pool(),
+            pool if env.cassettes is None else env.cassettes.taped(pool),
             model or env.opened_model(),
             env.reward_terms,
             env.compute_reward,

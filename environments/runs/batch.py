@@ -19,6 +19,7 @@ from environments.atropos.stops import Stop
 from environments.config.loader import masked
 from environments.config.settings import ServerConfig
 from environments.errors import ConfigError, RunFailed
+from environments.rollouts.cassettes import Cassettes
 from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
@@ -157,7 +158,17 @@ def _check_same(store: RunStore, piece: Work) -> None:
 
 
 IGNORED_ON_RESUME = frozenset(
-    {"groups_at_once", "total_steps", "eval_items", "run_dir", "pool", "drain_timeout_s", "workspaces", "budget"}
+    {
+        "groups_at_once",
+        "total_steps",
+        "eval_items",
+        "run_dir",
+        "pool",
+        "drain_timeout_s",
+        "workspaces",
+        "budget",
+        "cassettes",
+    }
 )
 """Settings that may change between two starts of a run without making it another run."""
 
@@ -219,6 +230,8 @@ async def _run(
     settings = env.config.workspaces
     if settings.keep:
         env.keep_workspace = KeptWorkspaces(store.directory / "workspaces", settings).keep
+    if env.config.cassettes:
+        env.cassettes = Cassettes(store.directory, env)
     spending = spending or Spending(env, Stop())
     stop, prices = spending.stop, spending.prices(env)
     spending.add(store.records(), prices)

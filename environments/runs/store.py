@@ -140,10 +140,15 @@ def keep_config(path: Path, config: Mapping[str, Any], check: bool) -> None:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Append in one write, so that lines of several writers do not mix; makes the folder."""
+    """Append in one write, so that lines of several writers do not mix; makes the folder.
+
+    What a full disk or a crash tore off before becomes a line of its own: it must not take the next one with it.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        with path.open("a+b", buffering=0) as file:
+            if (size := file.seek(0, os.SEEK_END)) and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                data = b"\n" + data
             _write_all(file, data)
 
 

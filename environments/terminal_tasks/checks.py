@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import secrets
 import shlex
 import tarfile
 import zlib
@@ -18,6 +17,7 @@ from typing import Protocol
 
 import orjson
 
+from agent_loop.records.tape import random_name
 from environments.scoring.verification import CheckTimeout, VerifierContext, read_or_none, stat_or_none
 
 SHOWN_CHARS = 80
@@ -192,7 +192,7 @@ class LinkFollows:
             return f"{self.link} is not a symlink"
         if await stat_or_none(ctx, self.target) is None:
             return f"{self.target} is missing"
-        mark = secrets.token_bytes(16)
+        mark = random_name(16).encode()
         await ctx.write_file(self.target, mark)
         return None if await read_or_none(ctx, self.link) == mark else f"{self.link} does not lead to {self.target}"
 

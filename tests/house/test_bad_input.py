@@ -29,6 +29,13 @@ ROWS = {
     "learn --trainer nosuch": "invalid choice: 'nosuch'",
     "learn --trainer trl": "cannot be imported: `pip install ",
     "learn --trainer trl --resume": "leave them out with --trainer trl",
+    # Replay
+    "replay": "required: RUN",
+    "replay nosuch x": "there is no run nosuch",
+    "replay afolder x": "afolder has no cassettes: record some with --env.cassettes true",
+    "replay list.yaml": "list.yaml is not a cassette",
+    "replay list.yaml x": "is a cassette, which holds one rollout: name no other",
+    "process terminal_tasks --env.cassettes maybe": "env.cassettes",
     # Images
     "pool images": "required: VERB",
     "pool images pull": "required: image",

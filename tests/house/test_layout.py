@@ -41,4 +41,4 @@ async def test_one_terminal_call_passes_few_files():
 async def test_one_group_passes_few_files():
     files = await layout.every_time(layout.way_of_a_group)
     assert {"environments/base.py", "environments/atropos/outbox.py"} <= set(files)
-    assert len(files) <= 55, "\n".join(files)
+    assert len(files) <= 57, "\n".join(files)

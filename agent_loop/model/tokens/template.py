@@ -220,6 +220,8 @@ def pieces(text: str) -> list[str]:
 
 PROMPT_END_TOKENS = 16
 """Tokens at a prompt's end that are read to see whether it opens a thinking block."""
+REMEMBERED_TEXTS, LONGEST_REMEMBERED = 4096, 4096
+"""Texts whose ids are remembered, and how many characters one may have: 16 MB of text at most."""
 REMEMBERED_PROMPTS = 16
 """The first prompts of the groups that run side by side, and of a truncation the view that was just counted."""
 MARKER_LIKE = re.compile(r"<[^\s<>=]{1,60}[>=]|<[^\s<>=]{2,60}(?= \w+=)|\[/?[A-Z_]{3,40}\]")
@@ -365,6 +367,7 @@ class ChatTemplate:
     given_stop_ids: frozenset[int] = frozenset()
     """Those that the caller named: they are sent with every request, the others are the server's own."""
     _prompts: dict[bytes, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _encoded: dict[str, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -372,7 +375,22 @@ class ChatTemplate:
         return self.renderer.tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Ids of rendered text; the template writes every special token itself."""
+        """Ids of rendered text; the template writes every special token itself.
+
+        The rollouts of a group get many of the same results (`ls`, the same file, the same error), so short texts are
+        remembered: finding ids is the largest part of a turn's work.
+        """
+        if len(text) > LONGEST_REMEMBERED:
+            return self._encode(text)
+        ids = self._encoded.pop(text, None)
+        if ids is None:
+            ids = self._encode(text)
+            if len(self._encoded) >= REMEMBERED_TEXTS:
+                del self._encoded[next(iter(self._encoded))]
+        self._encoded[text] = ids  # at the end: what was used last goes last
+        return list(ids)
+
+    def _encode(self, text: str) -> list[int]:
         if (fast := _fast(self.tokenizer)) is not None:
             # Unlike `encode` it does not work out where in the text each token stands: a quarter of the time.
             parts = fast.encode_batch_fast(pieces(text), add_special_tokens=False)

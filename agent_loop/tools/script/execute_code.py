@@ -11,7 +11,6 @@ import contextlib
 import hmac
 import json
 import logging
-import secrets
 import shlex
 import signal
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from agent_loop.records.tape import random_name
 from agent_loop.tools.output import cap_bytes, dump, strip_ansi
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema, outcome_of
 from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome
@@ -101,7 +101,7 @@ class ScriptBridge:
         data = text.encode("utf-8", "replace")
         if len(data) <= MAX_FRAME_BYTES:
             return data
-        key = secrets.token_hex(8)
+        key = random_name(8)
         self._pieces[key] = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
         return self._piece(key)
 
@@ -188,10 +188,10 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> ToolOutcome:
         code.encode()
     except UnicodeEncodeError:
         raise InvalidArguments("The code has characters that are not valid Unicode.", status="error") from None
-    name = secrets.token_hex(8)
+    name = random_name(8)
     scratch = await ctx.workspace.scratch()
     folder, socket_path = f"{scratch}/hermes_code_{name}", f"{scratch}/hermes_rpc_{name}.sock"
-    bridge = ScriptBridge(ctx, token=secrets.token_hex(16))
+    bridge = ScriptBridge(ctx, token=random_name(16))
     job = {
         "folder": folder,
         "files": {"hermes_tools.py": stub_module(ctx.script_tools, socket_path, bridge.token), "script.py": code},

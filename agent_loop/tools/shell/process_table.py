@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from agent_loop.records.tape import random_name, seconds, utc_now
 from agent_loop.tools.tool import ToolFailure
 from sandbox_pool.errors import SandboxError
 
@@ -41,8 +39,8 @@ class Background:
     process: Process
     pty: bool
     cwd: str | None
-    started: float = field(default_factory=time.monotonic)
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    started: float = field(default_factory=seconds)
+    started_at: str = field(default_factory=utc_now)
     ended: float | None = None
     exit_code: int | None = None
     log_end: int = 0
@@ -57,12 +55,12 @@ class Background:
 
     def uptime_s(self) -> float:
         """Seconds from start to end, or to now."""
-        return (self.ended or time.monotonic()) - self.started
+        return (self.ended or seconds()) - self.started
 
     def set_exit(self, exit_code: int) -> None:
         """Remember the end; the first report counts."""
         if self.exit_code is None:
-            self.exit_code, self.ended = exit_code, time.monotonic()
+            self.exit_code, self.ended = exit_code, seconds()
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class ProcessTable:
                 f"{running} background processes are running: end some with process(action='kill') first."
             )
         process = await self._sandbox.spawn(command, pty=pty, cwd=cwd, env=env)
-        entry = Background(f"proc_{secrets.token_hex(6)}", command, process, pty, cwd)
+        entry = Background(f"proc_{random_name(6)}", command, process, pty, cwd)
         self._entries[entry.session_id] = entry
         self._forget_old()
         return entry

@@ -26,6 +26,7 @@ VERBS = {
     "process": "roll out a number of groups into a file, resuming where an earlier start stopped",
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
     "rescore": "run the rewards of a stored run again on its kept workspaces, without the agents",
+    "replay": "play a recorded rollout once more, without model and slots, and show where it goes another way",
     "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",
     "validate": "find items that are broken, flaky or hackable before they cost anything",
     "oracle": "play benchmarks with their own right answers and with a no-op: a table of what each gets",

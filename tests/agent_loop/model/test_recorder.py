@@ -224,3 +224,19 @@ def test_a_template_without_tools_is_refused_when_a_conversation_with_tools_is_o
     server = Recorder(Scripted(), probe_template(chatml_tokenizer(), plain), get_parser("hermes"))
     with pytest.raises(TemplateRefused, match="writes no tool calls"):
         server.open(HELLO, TOOLS)
+
+
+def test_remembered_ids_are_those_of_the_text_and_nobody_can_change_them(monkeypatch):
+    from agent_loop.local_models.standin import chatml_tokenizer
+    from agent_loop.model.tokens import template as module
+    from agent_loop.model.tokens.probe import probe_template
+
+    monkeypatch.setattr(module, "REMEMBERED_TEXTS", 2)
+    template = probe_template(chatml_tokenizer())
+    texts = ["one result", "another result", "a third", "one result", "x" * (module.LONGEST_REMEMBERED + 1)]
+    for text in texts:
+        ids = template.encode(text)
+        assert ids == chatml_tokenizer().encode(text, add_special_tokens=False)
+        ids.append(-1)
+        assert template.encode(text) == ids[:-1]
+    assert list(template._encoded) == ["a third", "one result"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from environments.runs.store import RunDiffers, RunInUse, RunStore
+from environments.runs.store import RunDiffers, RunInUse, RunStore, append_bytes
 from support.env_records import record
 
 CONFIG = {"env": {"group_size": 2, "seed": 1}}
@@ -95,3 +95,13 @@ def test_two_writers_are_one_too_many(tmp_path: Path) -> None:
     with RunStore(tmp_path, CONFIG), pytest.raises(RunInUse, match="another process"), RunStore(tmp_path, CONFIG):
         pass
     write_groups(tmp_path, 0)
+
+
+def test_a_torn_line_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    append_bytes(path, b'{"n": 1}\n')
+    with path.open("ab") as file:
+        file.write(b'{"n": ')  # a process was killed here, or the disk was full
+    append_bytes(path, b'{"n": 2}\n')
+    append_bytes(path, b'{"n": 3}\n')
+    assert path.read_bytes() == b'{"n": 1}\n{"n": \n{"n": 2}\n{"n": 3}\n'
