@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agent_loop.model.backends.backend import Generation, ITEM
+from agent_loop.model.backends.backend import ITEM, Generation
 from agent_loop.model.contract import (
     ContextTooLong,
     ModelError,
