@@ -90,6 +90,9 @@ class PoolConfig(BaseModel):
     """How long `lease` waits for a slot when it is given no timeout of its own; None: without limit."""
     lease_ttl_s: float | None = Field(default=None, gt=0)
     """A lease held longer is taken back; its holder then gets `StaleLease`. None: a holder may keep it."""
+    lease_idle_s: float | None = Field(default=None, gt=0)
+    """A lease that nothing was asked of for so long, and in which no background process runs, is taken back in the same
+    way. Longer than a model may take for a turn. None: a holder may rest."""
     exec_timeout_s: float | None = Field(default=None, gt=0)
     """Timeout of commands that are run without one of their own; None: no limit. The agent's tools set theirs."""
     start_timeout_s: float = Field(default=120.0, gt=0)

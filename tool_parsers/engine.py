@@ -17,6 +17,8 @@ from tool_parsers.schema import Tools
 from tool_parsers.spec import Format, Malformed, Parsed, Reading, Scan, Segment, Start, ToolCall
 from tool_parsers.text import Text
 
+SHORTEST_CUT = 4
+"""Less of a marker may as well be text."""
 _EMPTY_CALL = re.compile(r"<[^<>\s]{1,64}>\s*+<[^<>\s]{1,64}>\s*+")
 
 
@@ -225,8 +227,8 @@ class Engine:
         turn, form = self.turn, self.form
         if turn.calls and form.segments is None and not any(call.ok for call in turn.calls):
             self._keep_text_of_broken_calls()
-        before = self._without_structure("".join(turn.before))
-        after = self._without_structure("".join(turn.after))
+        before = self._without_structure(self._without_cut_marker("".join(turn.before)))
+        after = self._without_structure(self._without_cut_marker("".join(turn.after)))
         clean = form.clean or (lambda text: text)
         content, trailing = self._trimmed(before, after)
         thoughts = [self._without_structure(thought).strip("\n") for thought in turn.reasoning]
@@ -256,6 +258,14 @@ class Engine:
             else:
                 before = before.removesuffix(self.form.trim_exactly)
         return (before if before.strip() else ""), (after if after.strip() else "")
+
+    def _without_cut_marker(self, text: str) -> str:
+        """Without the beginning of a marker that the end of the text cut off."""
+        for marker in self.form.structure:
+            for size in range(len(marker) - 1, SHORTEST_CUT - 1, -1):
+                if text.endswith(marker[:size]) and self.text.raw.endswith(marker[:size]):
+                    return text[:-size]
+        return text
 
     def _without_structure(self, text: str) -> str:
         for marker in self.form.structure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from agent_loop.records.record import ToolError, TurnRecord
 from agent_loop.turn.arguments import normalize
 from agent_loop.turn.messages import sendable, shown, tool_message
 from agent_loop.turn.runtime import ToolRuntime, error_text
-from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus, collect_output
 from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
 
 log = logging.getLogger(__name__)
@@ -236,7 +237,10 @@ class Dispatcher:
         if until is not None and until <= started:
             call.finish(_not_run("the time of this turn was up"))
             return
-        task = asyncio.create_task(self._runtime.call(call.name, call.arguments or {}, call_id=call.call_id))
+        context = contextvars.copy_context()
+        said = context.run(collect_output)
+        work = self._runtime.call(call.name, call.arguments or {}, call_id=call.call_id)
+        task = asyncio.create_task(work, context=context)
         try:
             await _first(task, stop, None if until is None else until - clock())
             if task.done():
@@ -245,10 +249,13 @@ class Dispatcher:
             spent_s = clock() - started
             await self._stop(task)
             stopped = stop is not None and stop.is_set()
-            call.finish(_interrupted("the sandbox was lost") if stopped else _timed_out(call.name, spent_s), spent_s)
+            end = _interrupted("the sandbox was lost", said) if stopped else _timed_out(call.name, spent_s, said)
+            call.finish(end, spent_s)
         except asyncio.CancelledError:
-            call.finish(_interrupted("the rollout was cancelled"), clock() - started)
+            spent_s = clock() - started
+            call.finish(_interrupted("the rollout was cancelled", said), spent_s)
             await self._stop(task)
+            call.finish(_interrupted("the rollout was cancelled", said), spent_s)
             raise
 
     async def _stop(self, task: asyncio.Task[ToolOutcome]) -> None:
@@ -300,12 +307,16 @@ def _not_run(reason: str) -> ToolOutcome:
     return _failed(ToolStatus.SKIPPED, f"Not run: {reason}.")
 
 
-def _timed_out(name: str, spent_s: float) -> ToolOutcome:
-    return _failed(ToolStatus.TIMEOUT, f"{name} was stopped after {spent_s:.1f} s: it took too long.")
+def _timed_out(name: str, spent_s: float, said: list[str]) -> ToolOutcome:
+    return _failed(ToolStatus.TIMEOUT, f"{name} was stopped after {spent_s:.1f} s: it took too long.", **_output(said))
 
 
-def _interrupted(reason: str) -> ToolOutcome:
-    return _failed(ToolStatus.CANCELLED, f"Stopped: {reason}.")
+def _interrupted(reason: str, said: list[str]) -> ToolOutcome:
+    return _failed(ToolStatus.CANCELLED, f"Stopped: {reason}.", **_output(said))
+
+
+def _output(said: list[str]) -> dict[str, str]:
+    return {"output": "".join(said)} if said else {}
 
 
 def _failed(status: ToolStatus, said: str, **more: Any) -> ToolOutcome:

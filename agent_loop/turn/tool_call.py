@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextvars
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,6 +35,29 @@ class ToolStatus(StrEnum):
     """Was stopped because the rollout ended while it ran."""
     LOST = "lost"
     """The sandbox went away while it ran."""
+
+
+_said: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar(
+    "what a stopped call had printed", default=None
+)
+
+
+def output_keeper() -> Callable[[str], None]:
+    """For a tool that may be stopped: takes what it had printed until then, for the result of the call it runs in."""
+    said = _said.get()
+
+    def keep(output: str) -> None:
+        if said is not None and output:
+            said.append(output)
+
+    return keep
+
+
+def collect_output() -> list[str]:
+    """What keepers are given from now on, in this context and in tasks that are started from it."""
+    said: list[str] = []
+    _said.set(said)
+    return said
 
 
 @dataclass(frozen=True)

@@ -282,18 +282,16 @@ class FrozenWorkspace:
 
         Raises AgentFault when there is no workspace to keep.
         """
-        await sandbox.stop_processes()
         frozen = cls(pool, sandbox.workdir)
         try:
-            found = await sandbox.stat(sandbox.workdir)
-            if found is None or found.kind != "dir":
-                raise AgentFault(f"the workspace is {'gone' if found is None else 'not a folder: ' + found.kind}")
-            frozen._snapshots.append(await sandbox.snapshot(workspace=True))
+            frozen._snapshots.append(await sandbox.snapshot(workspace=True, stop=True))
             if whole_layer:
                 frozen._snapshots.append(await sandbox.snapshot())
         except SandboxFileError as error:
             await frozen.close()
-            raise AgentFault(f"the workspace cannot be read: {error}") from error
+            found = await sandbox.stat(sandbox.workdir)
+            why = "gone" if found is None else f"not a folder: {found.kind}" if found.kind != "dir" else ""
+            raise AgentFault(f"the workspace is {why}" if why else f"the workspace cannot be read: {error}") from error
         except BaseException:
             await frozen.close()
             raise

@@ -69,6 +69,8 @@ class SlotState:
     """free, leased, resetting or quarantined"""
     epoch: int
     task_id: str
+    idle_s: float | None = None
+    """For how long nothing was asked of it; None while a request or a background process is under way."""
 
 
 class HostClient:

@@ -72,13 +72,14 @@ class Sandbox:
         merge_stderr: bool = True,
         max_output_chars: int = 50_000,
         on_activity: Callable[[float], None] | None = None,
+        on_stopped: Callable[[ExecResult], None] | None = None,
         request_id: str | None = None,
     ) -> ExecResult:
         """Run a command in bash, in the state the last one left.
 
-        Cancelling this kills the command with everything it started. `env` holds for this command only. The same
-        `request_id` again returns the recorded outcome and runs nothing. `on_activity` gets the elapsed seconds about
-        every 10 s while the command is alive.
+        Cancelling this kills the command with everything it started; `on_stopped` then gets what it had printed. `env`
+        holds for this command only. The same `request_id` again returns the recorded outcome and runs nothing.
+        `on_activity` gets the elapsed seconds about every 10 s while the command is alive.
         """
         text = command.encode("utf-8", "surrogateescape")
         data = b"" if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
@@ -97,7 +98,9 @@ class Sandbox:
             header["env"] = dict(env)
         if stdin is not None:
             header["stdin"] = True
-        on_event = None if on_activity is None else _activity(on_activity)
+        if on_stopped is not None:
+            header["tell_stopped"] = True
+        on_event = _events(on_activity, on_stopped) if on_activity or on_stopped else None
         reply, body = await self._connection.call(header, text + data, on_event=on_event)
         return _exec_result(reply, body)
 
@@ -190,14 +193,16 @@ class Sandbox:
         """Kill everything that runs in the slot and keep its files; returns how many processes there were."""
         return int((await self._ask("stop_processes"))["count"])
 
-    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False, stop: bool = False) -> str:
         """Keep the files as they are now, for other leases to start from; returns its id on this host.
 
         With `workspace` only the working directory is kept: forks have a clean system otherwise. A lease that starts
         from a snapshot has a shell of its own, in the working directory. `keep_state` hands on the folder, variables,
-        functions and aliases of this one: whoever ran commands here then decides what later ones mean.
+        functions and aliases of this one: whoever ran commands here then decides what later ones mean. `stop` kills
+        every process first, as `stop_processes` does.
         """
-        header = await self._ask("snapshot", rid=uuid.uuid4().hex, workspace=workspace, keep_state=keep_state)
+        kept = {"workspace": workspace, "keep_state": keep_state, "stop": stop}
+        header = await self._ask("snapshot", rid=uuid.uuid4().hex, **kept)
         return str(header["snapshot"])
 
     async def network_log(self) -> list[HostAsked]:
@@ -281,10 +286,14 @@ def _failed(reason: str) -> bytes:
     return json.dumps({"error": reason}).encode()
 
 
-def _activity(callback: Callable[[float], None]) -> Callable[[Header, bytes], None]:
-    def on_event(header: Header, _body: bytes) -> None:
-        if header.get("ev") == "alive":
-            callback(float(header["s"]))
+def _events(
+    on_activity: Callable[[float], None] | None, on_stopped: Callable[[ExecResult], None] | None
+) -> Callable[[Header, bytes], None]:
+    def on_event(header: Header, body: bytes) -> None:
+        if header["ev"] == "alive" and on_activity is not None:
+            on_activity(float(header["s"]))
+        elif header["ev"] == "stopped" and on_stopped is not None:
+            on_stopped(_exec_result(header, body))
 
     return on_event
 

@@ -7,6 +7,7 @@ Runs in the pool's own loop, so nothing changes between two awaits. Work that mu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -105,6 +106,7 @@ class Dispatcher:
         self._lease_log = lease_log
         self._tasks = TaskSet()
         self._expiries: dict[Grant, asyncio.TimerHandle] = {}
+        self._idle_checks: dict[Grant, asyncio.TimerHandle] = {}
         self._closed = False
 
     @functools.cached_property
@@ -133,7 +135,7 @@ class Dispatcher:
         if not self._first.done():
             self._first.cancel()
         self.queue.fail(PoolClosed("the pool was closed"))
-        for timer in self._expiries.values():
+        for timer in (*self._expiries.values(), *self._idle_checks.values()):
             timer.cancel()
         await self._tasks.finish()
         if "_images" in vars(self):
@@ -171,6 +173,7 @@ class Dispatcher:
                 continue
             if ttl_s is not None:
                 self._expiries[grant] = loop.call_later(ttl_s, self._expire, grant)
+            self._check_idle_in(self._config.lease_idle_s, grant)
             return grant
 
     async def _await_slot(self, waiter: Waiter, timeout_s: float | None) -> tuple[PooledHost, int]:
@@ -250,9 +253,9 @@ class Dispatcher:
             await asyncio.shield(self._tasks.start(self._resets.reset(grant)))
 
     def _give_up(self, grant: Grant) -> bool:
-        timer = self._expiries.pop(grant, None)
-        if timer is not None:
-            timer.cancel()
+        for timer in (self._expiries.pop(grant, None), self._idle_checks.pop(grant, None)):
+            if timer is not None:
+                timer.cancel()
         if not grant.host.give_up(grant):
             return False
         self._lease_log.record(grant.host.name, grant.slot, None)
@@ -262,6 +265,28 @@ class Dispatcher:
         log.warning("the lease of %s on %s slot %d ran out", grant.task_id, grant.host.name, grant.slot)
         self._metrics.bump("expired_leases")
         self.reclaim(grant)
+
+    def _check_idle_in(self, after_s: float | None, grant: Grant) -> None:
+        if after_s is not None and not self._closed:
+            timer = asyncio.get_running_loop().call_later(
+                after_s, lambda: self._tasks.start(self._end_when_idle(grant, self._config.lease_idle_s or 0.0))
+            )
+            self._idle_checks[grant] = timer
+
+    async def _end_when_idle(self, grant: Grant, allowed_s: float) -> None:
+        """The server knows when the slot was used last, whoever uses it."""
+        left_s = allowed_s
+        client = grant.host.client
+        with contextlib.suppress(SandboxError):  # a host that does not answer is for the health checks to judge
+            slots = await client.slots() if client else []
+            idle_s = next((slot.idle_s for slot in slots if (slot.slot, slot.epoch) == (grant.slot, grant.epoch)), None)
+            left_s = allowed_s if idle_s is None else allowed_s - idle_s
+        if grant not in self._idle_checks:  # given back meanwhile
+            return
+        if left_s > 0:
+            self._check_idle_in(left_s, grant)
+        else:
+            self._expire(grant)
 
     def _slot_returned(self, host: PooledHost) -> None:
         if host.state == "ready":

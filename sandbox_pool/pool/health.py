@@ -84,13 +84,19 @@ class HealthWatch:
         return task.result()
 
     def _scratch_problem(self, host: PooledHost) -> str:
-        """Warn before the scratch space is full; the reason to lease nothing more when it is."""
+        """Warn before the scratch space is full; the reason to lease nothing more when it is.
+
+        Said once, and again each time that half of what was left then is gone: not with every check.
+        """
         assert host.health is not None
         free_mb, config = host.health.scratch_free_mb, self._config
         host.scratch_full = free_mb < config.scratch_min_mb
         if host.scratch_full:
             return f"scratch space is full: {free_mb} MB free, {config.scratch_min_mb} MB are kept"
-        if free_mb < config.scratch_warn_mb:
+        if free_mb >= config.scratch_warn_mb:
+            host.scratch_warned_mb = None
+        elif host.scratch_warned_mb is None or free_mb < host.scratch_warned_mb / 2:
+            host.scratch_warned_mb = free_mb
             log.warning("scratch space of %s is filling up: %d MB free", host.name, free_mb)
         return ""
 

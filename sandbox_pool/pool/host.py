@@ -139,6 +139,8 @@ class PooledHost:
     unhealthy: str = ""
     """Why no new lease is given although the host is up; empty when all is well."""
     scratch_full: bool = False
+    scratch_warned_mb: int | None = None
+    """What was left when the last warning was logged; None while there is enough."""
     since_s: float = field(default_factory=time.monotonic)
     idle_since_s: float = field(default_factory=time.monotonic)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -134,9 +134,9 @@ class Lease(Sandbox):
         self._pool.metrics.observe("exec", time.monotonic() - began_s)
         return result
 
-    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False, stop: bool = False) -> str:
         """As `Sandbox.snapshot`; the pool learns where it is, so that `lease_from` can use it."""
-        snapshot = await super().snapshot(workspace=workspace, keep_state=keep_state)
+        snapshot = await super().snapshot(workspace=workspace, keep_state=keep_state, stop=stop)
         return self._pool.remember_snapshot(snapshot, self._grant)
 
     async def import_snapshot(self, chunks: AsyncIterable[bytes]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -99,7 +100,11 @@ class DirectorySandbox:
     async def download(self, remote: str, local: Path, limits: object = None, **_: object) -> None:
         _copy(self._path(remote), local)
 
-    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False) -> str:
+    async def snapshot(self, *, workspace: bool = False, keep_state: bool = False, stop: bool = False) -> str:
+        if stop:
+            await self.stop_processes()
+        if workspace and (self.root.is_symlink() or not self.root.is_dir()):
+            raise SandboxFileError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.root))
         name = f"snapshot-{next(self._pool.numbers)}"
         shutil.copytree(self.root, self._pool.home / name, symlinks=True)
         return name

@@ -112,7 +112,7 @@ class FakeClient:
     async def slots(self):
         await self.server.enter("slots")
         return [
-            SimpleNamespace(slot=n, state=slot.state, epoch=slot.epoch, task_id=slot.task_id)
+            SimpleNamespace(slot=n, state=slot.state, epoch=slot.epoch, task_id=slot.task_id, idle_s=None)
             for n, slot in enumerate(self.server.slots)
         ]
 

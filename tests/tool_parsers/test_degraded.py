@@ -222,3 +222,15 @@ def test_a_message_the_prompt_began_is_ended_by_its_marker(parser: str) -> None:
     result = parsed(parser, text, "reasoning")
     assert (result.reasoning, result.content) == (" and so on.", "Done.")
     assert "<|" not in parsed(parser, text, "content").content
+
+
+@pytest.mark.parametrize("size", [4, 9, 20])
+def test_a_marker_that_the_end_of_the_text_cut_off_is_not_content(size: int) -> None:
+    opened = "<|plamo:end_think:plamo|>Before.<|plamo:begin_tool_requests:plamo|>"
+    parsed = get_parser("plamo3").parse(opened + "<|plamo:begin_tool_request:plamo|>"[:size])
+    assert (parsed.content, parsed.calls) == ("Before.", ())
+
+
+def test_what_only_looks_like_the_beginning_of_a_marker_is_content() -> None:
+    for text in ("a <|p", "write <|plamo: to begin", "a < b"):
+        assert get_parser("plamo3").parse(text).content == text

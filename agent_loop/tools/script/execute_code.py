@@ -22,7 +22,7 @@ from typing import Any
 from agent_loop.records.tape import random_name
 from agent_loop.tools.output import cap_bytes, dump, strip_ansi
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, ToolFailure, load_schema, outcome_of
-from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, output_keeper
 from sandbox_pool.errors import SandboxError
 from sandbox_pool.results import ExecResult
 
@@ -219,7 +219,7 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> ToolOutcome:
 
 
 async def _execute(ctx: CallContext, bridge: ScriptBridge, job: bytes) -> ExecResult:
-    limits, cwd = ctx.config.script, ctx.workspace.start()
+    limits, cwd, keep = ctx.config.script, ctx.workspace.start(), output_keeper()
     boot = shlex.quote(script_source("boot.py"))
     python = "$(command -v python3 || command -v python)"
     running = asyncio.ensure_future(
@@ -229,6 +229,7 @@ async def _execute(ctx: CallContext, bridge: ScriptBridge, job: bytes) -> ExecRe
             cwd=cwd,
             stdin=job,
             on_activity=ctx.while_running("execute_code"),
+            on_stopped=lambda stopped: keep(ctx.redact(strip_ansi(stopped.output + stopped.stderr))),
             merge_stderr=False,
             max_output_chars=max(limits.stdout_bytes, limits.stderr_bytes),
         )

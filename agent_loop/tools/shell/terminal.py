@@ -8,7 +8,7 @@ from typing import Any
 from agent_loop.tools.output import cap_bytes, strip_ansi
 from agent_loop.tools.shell.process_table import Background, Watch
 from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_schema, outcome_of
-from agent_loop.turn.tool_call import ToolOutcome
+from agent_loop.turn.tool_call import ToolOutcome, output_keeper
 
 _PROGRAMS = {
     "editor": ("vim", "vi", "nvim", "nano", "emacs", "pico"),
@@ -150,13 +150,14 @@ async def _foreground(
     ctx: CallContext, command: str, workdir: str | None, timeout_s: int
 ) -> tuple[dict[str, Any], bool]:
     """The result, and whether the command was stopped at its timeout."""
-    cwd = workdir or ctx.workspace.start()
+    cwd, keep = workdir or ctx.workspace.start(), output_keeper()
     result = await ctx.sandbox.exec(
         command,
         timeout_s=timeout_s,
         cwd=cwd,
         max_output_chars=ctx.config.max_output_chars,
         on_activity=ctx.while_running("terminal"),
+        on_stopped=lambda stopped: keep(ctx.redact(strip_ansi(stopped.output))),
     )
     if failure := ctx.workspace.unusable(cwd, result):
         raise failure
@@ -203,6 +204,7 @@ async def _foreground_pty(
     finally:
         if exit_code is None:
             await process.kill()
+            output_keeper()(ctx.redact(strip_ansi((await process.log(offset=0)).data)))
     chunk = await process.log(offset=0)
     timed_out = exit_code is None
     output, _ = cap_bytes(chunk.data.replace("\r\n", "\n"), ctx.config.max_output_chars)

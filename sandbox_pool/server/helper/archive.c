@@ -211,14 +211,22 @@ static int pack_file(int fd, const char *path, const struct stat *info) {
     return error ? error : send_attributes(fd, info, path);
 }
 
-/* An owner may take the right to read from itself, and the file is still its own. */
+/* An owner may take the right to read from itself, and the file is still its own. Its mode is changed through a
+ * descriptor: by name, a command that runs meanwhile could put a link there that leads to another file of its user. */
 static int open_entry(int parent, const char *name, const struct stat *info) {
-    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    int fd = openat(parent, name, flags);
+    const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;
+    int fd = openat(parent, name, flags | O_NOFOLLOW);
     if (fd >= 0 || errno != EACCES || info->st_uid != geteuid()) return fd;
-    if (fchmodat(parent, name, (info->st_mode | 0500) & 07777, 0)) return -1;
-    fd = openat(parent, name, flags);
-    fchmodat(parent, name, info->st_mode & 07777, 0);
+    int found = openat(parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    struct stat same;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", found);
+    if (found >= 0 && fstat(found, &same) == 0 && same.st_ino == info->st_ino && same.st_dev == info->st_dev &&
+        chmod(path, (info->st_mode | 0500) & 07777) == 0) {
+        fd = open(path, flags);
+        chmod(path, info->st_mode & 07777);
+    }
+    if (found >= 0) close(found);
     return fd;
 }
 
@@ -236,8 +244,7 @@ static int pack_entry(int parent, const char *name, char *path, int depth) {
     int fd = open_entry(parent, name, &info), error;
     if (fd < 0) return 0;
     if (S_ISDIR(info.st_mode)) {
-        bool opaque = packing_layer && (is_opaque(fd) || (archive_root_opaque && !*path));
-        error = send_record(opaque ? 'o' : 'd', &info, path, 0);
+        error = send_record(packing_layer && is_opaque(fd) ? 'o' : 'd', &info, path, 0);
         if (!error) error = send_attributes(fd, &info, path);
         if (!error) return pack_directory(fd, path, depth);
     } else {
@@ -426,7 +433,7 @@ static int unpack_entry(int in, int directory, char *path, const struct record *
     case 'u': error = make_node(parent, name, record->kind == 'p' ? S_IFIFO : S_IFSOCK); break;
     case 'x': error = set_attribute(in, parent, name, record, layer); break;
     case 'd':
-    case 'o': error = make_directory(parent, name, record->kind == 'o'); break;
+    case 'o': error = make_directory(parent, name, record->kind == 'o' || (archive_root_opaque && !*path)); break;
     case 'w': error = layer ? (mknodat(parent, name, S_IFCHR, makedev(0, 0)) ? errno : 0) : ECONNABORTED; break;
     default: error = ECONNABORTED; /* no record of ours: where the next one starts is unknown */
     }

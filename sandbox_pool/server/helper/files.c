@@ -189,14 +189,20 @@ static int remove_children(int top, bool *found) {
     return error;
 }
 
-static int remove_tree(int parent, const char *name) {
-    if (unlinkat(parent, name, 0) == 0) return 0;
-    if (errno != EISDIR && errno != EPERM) return errno;
-    int top = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = top < 0 ? errno : 0;
+static int empty_directory(int top) {
+    int error = 0;
     for (bool found = true; found && !error;) {
         found = false;
         error = remove_children(top, &found);
     }
+    return error;
+}
+
+static int remove_tree(int parent, const char *name) {
+    if (unlinkat(parent, name, 0) == 0) return 0;
+    if (errno != EISDIR && errno != EPERM) return errno;
+    int top = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = top < 0 ? errno : 0;
+    if (!error) error = empty_directory(top);
     if (top >= 0) close(top);
     return error ? error : unlinkat(parent, name, AT_REMOVEDIR) ? errno : 0;
 }
@@ -248,12 +254,12 @@ static void do_listen(int sock, const struct message *request, const char *path)
 static void do_pack(int sock, const struct message *request, const char *path) {
     bool layer = message_number(request, "layer", 0);
     int directory = AT_FDCWD;
-    if (layer) directory = *path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : upper_fd;
+    if (layer) directory = *path ? open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : upper_fd;
     if (layer && directory < 0) return reply_error(sock, errno);
     struct stat info;
     if (!layer && lstat(path, &info)) return reply_error(sock, errno);
+    if (message_number(request, "fork", 0) && !S_ISDIR(info.st_mode)) return reply_error(sock, ENOTDIR);
     long max_bytes = message_number(request, "max_bytes", 0);
-    archive_root_opaque = message_number(request, "opaque", 0);
     if (max_bytes > 0) archive_max_bytes = (uint64_t)max_bytes;
     dprintf(sock, "ok\n");
     /* For a fork everything is packed; as a layer of an overlay it is packed with the rights of the helper as well. */
@@ -264,9 +270,11 @@ static void do_unpack(int sock, const struct message *request, const char *path)
     bool layer = message_number(request, "layer", 0);
     int error = make_directories(path, 0755);
     int directory = error ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (directory < 0) return reply_error(sock, error ? error : errno);
+    if (!error && directory >= 0 && message_number(request, "clear", 0)) error = empty_directory(directory);
+    if (directory < 0 || error) return reply_error(sock, error ? error : errno);
     dprintf(sock, "ok\n");
     archive_owner = message_number(request, "owner", -1);
+    archive_root_opaque = message_number(request, "opaque", 0);
     error = unpack_tree(sock, directory, layer);
     if (error) reply_error(sock, error);
     else dprintf(sock, "ok\n");

@@ -121,6 +121,7 @@ class Service:
         if instance is None:
             raise SlotError("lost", f"slot {slot.index} has no process")
         identity = request.header.get("rid")
+        slot.calls += 1
         try:
             if identity is None:
                 return await slot_op(slot, instance, request, body)
@@ -132,6 +133,9 @@ class Service:
             raise SlotError(
                 "destroyed", f"{error} ({kills} processes of the slot were killed: its memory is full)"
             ) from error
+        finally:
+            slot.calls -= 1
+            slot.used_s = time.monotonic()
 
     async def _health(self, _request: Request) -> Reply:
         self._images.let_go(self.slots.all)
@@ -186,6 +190,8 @@ class Service:
         return {}, b""
 
     async def _snapshot(self, slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
+        if request.header.get("stop"):
+            await instance.kill_all()
         wanted = {name: bool(request.header.get(name)) for name in ("workspace", "keep_state")}
         return {"snapshot": await self.snapshots.take(slot, instance, **wanted)}, b""
 
@@ -240,13 +246,13 @@ async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) 
     command, stdin = body[:split].decode("utf-8", "surrogateescape"), body[split:]
     for _ in range(START_ATTEMPTS):
         job, log = instance.start(header, command, stdin)
-        message = await _run(instance, job, request)
+        message = await _run(instance, job, log, request)
         if job.ran:  # else its shell was killed while it waited, and nothing has been done
             break
     return instance.finish(header, job, log, message)
 
 
-async def _run(instance: Instance, job: Job, request: Request) -> Message:
+async def _run(instance: Instance, job: Job, log: str, request: Request) -> Message:
     """Until the command ends; its keeper is not relied upon to end it in time."""
     job.on_alive = lambda elapsed_s: request.push("alive", s=elapsed_s)
     loop = asyncio.get_running_loop()
@@ -257,8 +263,11 @@ async def _run(instance: Instance, job: Job, request: Request) -> Message:
     except asyncio.CancelledError:
         job.kill()
         late = loop.call_later(KEEPER_GRACE_S, job.drop)
-        await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
+        message = await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
         late.cancel()
+        if request.header.get("tell_stopped"):
+            reply, output = instance.finish(request.header, job, log, message)
+            request.push("stopped", output, **reply)
         raise
     finally:
         if overdue is not None:

@@ -22,7 +22,7 @@ class Worker:
         self, start: Any, fields: Fields, path: str, check_slot: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._path = path
+        self.path = path
         self._check_slot = check_slot
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
@@ -44,19 +44,19 @@ class Worker:
         while b"\n" not in self._buffer:
             data = await self._loop.sock_recv(self._sock, CHUNK)
             if not data:
-                raise await self._gone()
+                raise await self.gone()
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         word, _, rest = line.decode().partition(" ")
         if word != "ok":
-            raise file_error(int(rest), self._path)
+            raise file_error(int(rest), self.path)
         return rest
 
-    async def _gone(self) -> SlotError:
+    async def gone(self) -> SlotError:
         """The worker ended, or never began: with its slot, or because the slot has no memory or process left."""
         if self._check_slot is not None:
             await self._check_slot()
-            return file_error(errno.EAGAIN, self._path)
+            return file_error(errno.EAGAIN, self.path)
         return SlotError("lost", "the slot ended while a file request was under way")
 
     async def read(self) -> bytes:

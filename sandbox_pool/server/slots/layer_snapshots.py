@@ -1,8 +1,13 @@
-"""Snapshots: the writable layer of a slot, kept as a read-only layer that any number of forks start from at no cost."""
+"""Snapshots: the writable layer of a slot, kept as a read-only layer that any number of forks start from at no cost.
+
+A small working directory is kept as the packed bytes instead: writing it into a slot that waits is faster than building
+one on a layer of its own, and nothing is left to remove.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -11,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..faults import SlotError
+from ..faults import SlotError, file_error
 from ..images.user_ids import remove_mapped
 from ..isolation.levels import Level, Place, run_uid
 from .file_worker import Worker
@@ -23,6 +28,13 @@ OVERHEAD = 16 << 20
 """What the description of the files in a full slot may take."""
 _RECORD = struct.Struct("!cI")
 """Of an exported snapshot: m (description), d (data of the current layer), n (layer complete)."""
+
+
+SMALL = 64 << 10
+"""Bytes of a packed working directory that stays in memory; all of them together take no more than `MOST_SMALL`."""
+MOST_SMALL = 32 << 20
+_ENTRY = struct.Struct("<cIIIqQH")
+"""Head of an entry in a packed tree (helper/archive.c): kind, mode, owner, group, time, size, length of its path."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,10 @@ class Snapshot:
     """Directories, topmost first."""
     state: ShellState | None = None
     """None: a fork starts in a shell of its own, in the working directory of its spec."""
+    packed: bytes = b""
+    """A small working directory; then there are no layers."""
+    workdir: str = ""
+    """Where it was, below the slot's root."""
 
 
 class SnapshotStore:
@@ -82,14 +98,31 @@ class SnapshotStore:
         assert instance is not None
         state = snapshot.state
         if not self._level.namespaces:
+            state = state and state.moved_to(os.path.dirname(instance.workdir))
+        if snapshot.packed:
+            await self._write_small(snapshot.packed, slot, instance)
+        elif not self._level.namespaces:
             root = os.path.dirname(instance.workdir)
-            state = state and state.moved_to(root)
             with self._host_worker("pack", snapshot.layers[0]) as source:
                 await source.status()
                 owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
         if state is not None:
             instance.restore(state.variables, state.cwd, state.previous)
+
+    async def _write_small(self, packed: bytes, slot: Slot, instance: Instance) -> None:
+        """Into a slot that nobody has worked in. What its image has there was packed, or removed by the agent."""
+        if self._level.namespaces:
+            fields = [("do", "unpack"), *self._layer_fields, ("clear", 1)]
+            worker = Worker(_sender(instance), fields, instance.workdir, instance.check_still_alive)
+        else:
+            owner = run_uid(self._level, self._place, slot.index)
+            named = [] if owner is None else [("owner", owner)]
+            worker = self._host_worker("unpack", instance.workdir, *named)
+        with worker:
+            await worker.status()
+            await worker.send(packed)
+            await worker.status()
 
     def _new_directory(self) -> str:
         """Hidden while it is filled, so that collecting leaves it alone."""
@@ -107,37 +140,63 @@ class SnapshotStore:
         root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
         disk_mb = json.loads(slot.shape)[0].get("disk_mb")
         limit = [("max_bytes", (disk_mb << 20) + OVERHEAD)] if disk_mb else []
+        state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
         pack = self._pack_workdir if workspace else self._pack_slot
         with pack(instance, limit) as source:
             await source.status()
-            try:
-                await self._unpack(target + instance.workdir[len(root) :] if workspace else target, source.read)
-            except BaseException:
-                await _remove([target])
-                raise
-        base = slot.layers if self._level.namespaces and not workspace else ()
-        layers = (*self._publish([target]), *base)
-        state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
-        return self._add(Snapshot(layers, state))
+            if workspace:
+                workdir = instance.workdir[len(root) :]
+                return await self._keep_workdir(target, workdir, source, state)
+            await self._unpack_new(target, "", source.read)
+        base = slot.layers if self._level.namespaces else ()
+        return self._add(Snapshot((*self._publish([target]), *base), state))
+
+    async def _keep_workdir(self, target: str, workdir: str, source: Worker, state: ShellState | None) -> str:
+        """In memory while it is small, else as a layer."""
+        taken = sum(len(snapshot.packed) for snapshot in self._snapshots.values())
+        room = SMALL if taken + SMALL <= MOST_SMALL else 0
+        start, ended = b"", False
+        while not ended and len(start) <= room:
+            data = await source.read()
+            start, ended = start + data, not data
+        if ended:
+            await _check_whole(start, source)
+            return self._add(Snapshot((), state, start, workdir))
+        await self._unpack_new(target, workdir, _after(start, source.read))
+        return self._add(Snapshot(self._publish([target]), state))
+
+    async def _unpack_new(self, target: str, workdir: str, read: Callable[[], Awaitable[bytes]]) -> None:
+        """Opaque when it is a working directory: what the image has there was either packed or removed by the agent."""
+        opaque = [("opaque", 1)] if workdir and self._level.namespaces else []
+        try:
+            await self._unpack(target + workdir, read, *opaque)
+        except BaseException:
+            await _remove([target])
+            raise
+
+    async def _as_layers(self, name: str) -> Snapshot:
+        """For those who need a layer: another host, or a download."""
+        snapshot = self._find(name)
+        if snapshot.packed:
+            target = self._new_directory()
+            await self._unpack_new(target, snapshot.workdir, _after(snapshot.packed))
+            snapshot = Snapshot(self._publish([target]), snapshot.state)
+            if name in self._snapshots:  # else it was dropped meanwhile, and the layer is collected with the next one
+                self._snapshots[name] = snapshot
+        return snapshot
 
     def _pack_slot(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
         if not self._level.namespaces:
             return self._host_worker("pack", os.path.dirname(instance.workdir), *limit)
 
-        def start(values: list[tuple[str, Any]], fd: int) -> None:
-            instance.control.send("file", values, fds=[fd])
-
-        return Worker(start, [("do", "pack"), *self._layer_fields, *limit], "", instance.check_still_alive)
+        fields = [("do", "pack"), *self._layer_fields, *limit]
+        return Worker(_sender(instance), fields, "", instance.check_still_alive)
 
     def _pack_workdir(self, instance: Instance, limit: list[tuple[str, Any]]) -> Worker:
         """By a process inside the slot, so that a link in place of the folder leads to nothing of the host."""
-
-        def start(values: list[tuple[str, Any]], fd: int) -> None:
-            instance.control.send("file", values, fds=[fd])
-
-        # Opaque: what the image has there was either packed or removed by the agent.
-        fields = [*self._layer_fields, ("opaque", 1)] if self._level.namespaces else [("fork", 1)]
-        return Worker(start, [("do", "pack"), *fields, *limit], instance.workdir, instance.check_still_alive)
+        fields = self._layer_fields if self._level.namespaces else [("fork", 1)]
+        packs = [("do", "pack"), *fields, *limit]
+        return Worker(_sender(instance), packs, instance.workdir, instance.check_still_alive)
 
     async def _unpack(self, target: str, read: Callable[[], Awaitable[bytes]], *fields: tuple[str, Any]) -> None:
         with self._host_worker("unpack", target, *fields) as worker:
@@ -149,7 +208,8 @@ class SnapshotStore:
             await worker.status()
 
     def _add(self, snapshot: Snapshot) -> str:
-        name = os.path.basename(snapshot.layers[0])
+        new = os.path.basename(self._new_directory()).lstrip(".")
+        name = os.path.basename(snapshot.layers[0]) if snapshot.layers else new
         self._snapshots[name] = snapshot
         return name
 
@@ -171,7 +231,7 @@ class SnapshotStore:
 
     async def export(self, name: str, send: Callable[[bytes], Awaitable[None]]) -> None:
         """The snapshot as a byte stream for another host."""
-        snapshot = self._find(name)
+        snapshot = await self._as_layers(name)
         state = snapshot.state
         places = None if state is None else [state.cwd, state.previous, state.root]
         description = {"layers": len(snapshot.layers), "state": places}
@@ -214,6 +274,37 @@ class SnapshotStore:
             os.rename(layer, path)
             final.append(path)
         return tuple(final)
+
+
+def _sender(instance: Instance) -> Callable[[list[tuple[str, Any]], int], None]:
+    """Starts a worker inside the slot."""
+
+    def start(values: list[tuple[str, Any]], fd: int) -> None:
+        instance.control.send("file", values, fds=[fd])
+
+    return start
+
+
+def _after(start: bytes, more: Callable[[], Awaitable[bytes]] | None = None) -> Callable[[], Awaitable[bytes]]:
+    """Reads these bytes first."""
+    first = [start]
+
+    async def read() -> bytes:
+        return first.pop() if first else await more() if more else b""
+
+    return read
+
+
+async def _check_whole(packed: bytes, source: Worker) -> None:
+    """A tree that was refused says why in its last entry; one without a last entry was cut off with its worker."""
+    at, kind, size = 0, b"", 0
+    while at + _ENTRY.size <= len(packed) and kind not in (b"e", b"E"):
+        kind, _, _, _, _, size, length = _ENTRY.unpack_from(packed, at)
+        at += _ENTRY.size + (0 if kind in (b"e", b"E") else size + length)
+    if kind not in (b"e", b"E"):
+        raise await source.gone()
+    if kind == b"E":
+        raise file_error(size or errno.EIO, source.path)
 
 
 async def _remove(paths: Sequence[str]) -> None:

@@ -129,24 +129,29 @@ async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
     cgroups = Cgroups(scratch)
     cgroups.setup()
     found: list[Host] = []
-    helper = [unpack_helper(scratch)]
-    if place.id_ranges:
-        helper = [*run_module("user_ids"), *helper]
-    zygote = Zygote(helper, os.path.join(scratch, "run"), lambda: _tell_lost(found))
+    helper = unpack_helper(scratch)
     rejected: list[tuple[str, str]] = []
     for level in candidates(forced):
         if RANK[level.name] < RANK[minimum]:
             break
+        zygote = Zygote(_start_of(helper, level, place), os.path.join(scratch, "run"), lambda: _tell_lost(found))
         builder = Builder(zygote, level, place, cgroups)
         problem = await _probe(builder)
         if problem is None:
             host = Host(zygote, level, builder, rejected)
             found.append(host)
             return host
+        zygote.close()
         rejected.append((level.label, problem))
-    zygote.close()
     tried = "; ".join(f"{name}: {why}" for name, why in rejected)
     raise SlotError("isolation", f"IsolationUnavailable: no level of at least {minimum!r} works here ({tried})")
+
+
+def _start_of(helper: str, level: Level, place: Place) -> list[str]:
+    """Ranges of ids come with a user namespace around the zygote. Its root has every right over this user's processes
+    and files of those ids, so no command may run in it: only slots with a user namespace of their own are made there.
+    """
+    return [*run_module("user_ids"), helper] if place.id_ranges and level.user_ns else [helper]
 
 
 def _tell_lost(found: list[Host]) -> None:

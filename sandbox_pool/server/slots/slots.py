@@ -43,10 +43,20 @@ class Slot:
         self.layers: tuple[str, ...] = ()
         self.memory_kills = 0
         """Of its cgroup, when the lease began."""
+        self.calls = 0
+        """Requests under way."""
+        self.used_s = time.monotonic()
+        """When the last one ended."""
 
     def report(self) -> dict[str, Any]:
         """As listed to clients."""
-        return {"slot": self.index, "state": self.state, "epoch": self.epoch, "task_id": self.task_id}
+        facts = {"slot": self.index, "state": self.state, "epoch": self.epoch, "task_id": self.task_id}
+        return {**facts, "idle_s": self._idle_s()}
+
+    def _idle_s(self) -> float | None:
+        """For how long nobody has asked for anything; None while a request or a background process is under way."""
+        running = self.instance is not None and any(not job.exit.done() for job in self.instance.processes.values())
+        return None if self.calls or running else time.monotonic() - self.used_s
 
 
 def shape_of(spec: Mapping[str, Any], layers: Sequence[str]) -> str:
@@ -252,6 +262,7 @@ class Slots:
         slot.state = "leased"
         slot.epoch += 1
         slot.task_id = task_id
+        slot.used_s = time.monotonic()
         slot.layers = tuple(layers)
         try:
             await self._fit(slot, spec, layers)

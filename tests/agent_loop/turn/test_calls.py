@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from agent_loop.limits import Limits
 from agent_loop.turn.calls import Dispatcher
-from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus
+from agent_loop.turn.tool_call import ToolCallRecord, ToolOutcome, ToolStatus, output_keeper
 from sandbox_pool.errors import SandboxFileError, SandboxLost
 
 Act = Callable[[str], Awaitable[ToolOutcome]]
@@ -192,3 +193,24 @@ async def test_durations_are_measured():
     done = await run(Runtime(act), "a")
     assert done["a"].duration_s > 0.01
     assert done["a"].exit_code == 3
+
+
+async def test_what_a_call_had_printed_when_it_was_stopped_is_in_its_result() -> None:
+    async def prints(call_id: str) -> ToolOutcome:
+        try:
+            await forever(call_id)
+        finally:
+            output_keeper()(f"half of {call_id}")
+        raise AssertionError
+
+    done = await run(Runtime(prints, safe=True), "a", "b", tool_timeout_s=0.05)
+    assert [json.loads(call.text)["output"] for call in done.values()] == ["half of a", "half of b"]
+    assert statuses(done) == {"a": "timeout", "b": "timeout"}
+    calls = ready("c")
+    running = asyncio.create_task(Dispatcher(Runtime(prints), Limits()).run(list(calls.values()), None))
+    await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (calls["c"].status, json.loads(calls["c"].text)["output"]) == (ToolStatus.CANCELLED, "half of c")
+    output_keeper()("of nobody")

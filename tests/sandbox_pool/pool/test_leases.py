@@ -225,6 +225,14 @@ async def test_a_full_scratch_space_is_a_clear_error(make_pool, caplog):
         await (await asyncio.wait_for(_retry(pool), 5)).release()
 
 
+async def test_the_warning_of_a_filling_disk_is_not_repeated_with_every_check(make_pool, caplog):
+    async with make_pool(health_interval_s=0.01) as pool:
+        for free_mb, said in ((500, 1), (400, 1), (240, 2), (9000, 2), (500, 3)):
+            pool.place.server.scratch_free_mb = free_mb
+            await eventually(lambda left=free_mb: pool.status().hosts[0].scratch_free_mb == left)
+            assert caplog.text.count("filling up") == said, free_mb
+
+
 async def _retry(pool):
     while True:
         try:

@@ -118,3 +118,26 @@ async def test_two_pools_in_one_process_do_not_interfere(config):
         await two.close()
         async with one.lease("still") as box:
             assert (await box.exec("echo here")).output == "here\n"
+
+
+async def test_a_lease_that_nobody_uses_is_taken_back(config):
+    async with SlotPool.from_config(config(slots_per_host=1, lease_idle_s=0.3)) as pool:
+        lease = await pool.acquire("rests")
+        assert (await lease.exec("sleep 1; echo used")).output == "used\n", "a long command is no rest"
+        process = await lease.spawn("sleep 1")
+        assert await process.wait() == 0, "nor is a process"
+        async with pool.lease("next", timeout_s=60):
+            with pytest.raises(StaleLease):
+                await lease.exec("echo late")
+        assert pool.metrics.counts["expired_leases"] == 1
+
+
+async def test_a_process_in_the_background_keeps_a_lease(config):
+    async with SlotPool.from_config(config(slots_per_host=1, lease_idle_s=0.1)) as pool:
+        lease = await pool.acquire("works")
+        process = await lease.spawn("sleep 100")
+        await asyncio.sleep(0.5)
+        assert await process.poll() is None
+        await process.kill()
+        async with pool.lease("next", timeout_s=60):
+            pass

@@ -65,8 +65,12 @@ async def rsync(source: Path, target: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.parametrize("level", ["namespaces-root", "namespaces-nouser", "landlock"])
-@pytest.mark.parametrize("workspace", [True, False], ids=["workspace", "layer"])
-async def test_rsync_finds_nothing_to_change_in_a_fork(level: str, workspace: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workspace", "more"),
+    [(True, ""), (True, "head -c 300K /dev/urandom > big"), (False, "")],
+    ids=["workspace", "large-workspace", "layer"],
+)
+async def test_rsync_finds_nothing_to_change_in_a_fork(level: str, workspace: bool, more: str, tmp_path: Path) -> None:
     """The slot is the same one twice, so that its users have the same numbers on the host."""
     try:
         starting = running_server("--level", level, slots=1)
@@ -75,7 +79,7 @@ async def test_rsync_finds_nothing_to_change_in_a_fork(level: str, workspace: bo
         pytest.skip(f"this machine cannot do it: {error}")
     try:
         async with server.lease() as agent:
-            made = await agent.exec(MAKE)
+            made = await agent.exec(MAKE + more)
             assert made.exit_code == 0, made.output
             # rsync goes out of a slot, not into one: what it judges are copies that it made itself.
             await rsync(slot_folder(server, agent.workdir), tmp_path / "kept")

@@ -1,12 +1,16 @@
 """The terminal on a real shell, isolated and plain."""
 
 import asyncio
+import json
 
 import pytest
 
+from agent_loop.limits import Limits
 from agent_loop.tools import ToolConfig
 from agent_loop.tools.shell.terminal import sudo_hint
-from agent_loop.turn.tool_call import ToolStatus
+from agent_loop.turn.calls import Dispatcher
+from agent_loop.turn.tool_call import ToolCallRecord, ToolStatus
+from support.pool_wait import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -302,3 +306,28 @@ class TestWorkingDirectory:
         await tools("terminal", command="mkdir -p a b; cd a")
         await tools("terminal", command="cd ../b")
         assert (await tools("terminal", command="cd - > /dev/null; pwd"))["output"].endswith("/a\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("terminal", {"command": "echo printed; touch there; sleep 100; echo never"}),
+        ("terminal", {"command": "echo printed; touch there; sleep 100; echo never", "pty": True}),
+        ("execute_code", {"code": "import time\nprint('printed', flush=True)\nopen('there', 'w')\ntime.sleep(100)"}),
+    ],
+)
+async def test_a_stopped_call_keeps_what_it_had_printed(tools, name, arguments):
+    call = ToolCallRecord(name, arguments, "stopped", arguments=arguments)
+    running = asyncio.create_task(Dispatcher(tools.runtime, Limits()).run([call], None))
+
+    async def printed():
+        return await tools.sandbox.stat("there") is not None
+
+    await eventually(printed)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert call.status is ToolStatus.CANCELLED
+    assert "printed" in json.loads(call.text)["output"]
+    assert "never" not in json.loads(call.text)["output"]
+    assert (await tools("terminal", command="echo next"))["output"] == "next\n"
