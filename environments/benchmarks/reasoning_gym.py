@@ -105,7 +105,7 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
             generator = self._generator(item["category"], item["seed"])
             return float(generator.score_answer(answer, generator[item["place"]]))
 
-        return await in_thread(score)
+        return float(await in_thread(score))
 
     def solution(self, item: Item) -> Sequence[Mapping[str, Any]]:
         return [] if item["answer"] is None else [{"content": f"<answer>{item['answer']}</answer>"}]

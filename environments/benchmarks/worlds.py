@@ -82,7 +82,8 @@ class WorldEnv(ListedItemsEnv):
                     continue  # as it failed for the agent
             return self.judge(item, world, result)
 
-        return await in_thread(played_again)
+        score: float | Verdict = await in_thread(played_again)
+        return score
 
 
 def ran(result: AgentResult) -> list[ToolCallRecord]:

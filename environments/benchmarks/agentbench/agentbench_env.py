@@ -28,7 +28,7 @@ from sandbox_pool.spec import SandboxSpec
 INSTALL = "pip install 'hermes-rl[agentbench-os]'"
 HOME = "/home/agent"
 STAGED = "/tmp/agent_bench_scripts"
-CHECK_TIMEOUT_S = 120.0
+CHECK_TIMEOUT_S = 600.0
 FILES = {"test": "agent_bench_os_test.json", "dev": "agent_bench_os.json"}
 
 
