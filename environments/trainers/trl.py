@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -48,6 +49,7 @@ class TrlRolloutWorker:
         self._opened_here = False
         self._version = self._groups = 0
         self._running: Future[None] | None = None
+        self._producing: asyncio.Task[None] | None = None
         self._last = time.monotonic()
 
     def start(self) -> None:
@@ -60,10 +62,12 @@ class TrlRolloutWorker:
 
     def stop(self) -> None:
         """Stop; rollouts that run are cancelled."""
-        if self._running is not None:
-            self._running.cancel()
-        while not self.rollout_buffer.empty():  # whoever waits for room is let go
-            self.rollout_buffer.get_nowait()
+        with self.rollout_buffer.mutex:  # whoever waits for room is let go
+            self.rollout_buffer.maxsize = sys.maxsize
+            self.rollout_buffer.queue.clear()
+            self.rollout_buffer.not_full.notify_all()
+        if self._producing is not None:
+            self._rollouts.wait(_cancelled(self._producing))
         if self._opened_here:
             self._opened_here = False
             self._rollouts.__exit__(None, None, None)
@@ -82,6 +86,7 @@ class TrlRolloutWorker:
             raise RuntimeError(f"no rollout in {stale_after_s:.0f} s")
 
     async def _produce(self) -> None:
+        self._producing = asyncio.current_task()
         taking = asyncio.Lock()
 
         async def work() -> None:
@@ -112,6 +117,12 @@ class TrlRolloutWorker:
             return []
         self._groups += 1
         return [trl_sample(sample, self._groups, version) for sample in samples]
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Returns when it has ended, so that nothing is closed under it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def trl_sample(sample: Sample, group_id: int, model_version: int) -> Any:

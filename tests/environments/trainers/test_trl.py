@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -66,7 +67,8 @@ class AlwaysRight(Opened):
 
 
 def worker(env: NumberEnv, **sizes: int) -> TrlRolloutWorker:
-    return TrlRolloutWorker(BlockingRollouts(Rollouts(env)), group_size=4, groups_at_once=1, **sizes)
+    sizes = {"groups_at_once": 1, **sizes}
+    return TrlRolloutWorker(BlockingRollouts(Rollouts(env)), group_size=4, **sizes)
 
 
 def test_whole_groups_come_as_trls_samples_with_the_version_of_their_weights(pool: DirectoryPool) -> None:
@@ -91,11 +93,15 @@ def test_whole_groups_come_as_trls_samples_with_the_version_of_their_weights(poo
 
 
 def test_a_full_buffer_does_not_keep_it_from_stopping(pool: DirectoryPool) -> None:
-    rolling = worker(Opened(pool), waiting=2)
+    before = set(threading.enumerate())
+    rolling = worker(Opened(pool), waiting=1, groups_at_once=4)
     rolling.start()
     rolling.rollout_buffer.get(timeout=60)
     rolling.stop()
     assert pool.live == {}
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread that waits for room for ever would keep the process from ending"
 
 
 def test_groups_without_signal_and_lost_ones_are_counted_and_never_sent(pool: DirectoryPool) -> None:
@@ -103,7 +109,7 @@ def test_groups_without_signal_and_lost_ones_are_counted_and_never_sent(pool: Di
     rolling.start()
     try:
         assert rolling.metrics_queue.get(timeout=60) == {"hermes/groups_without_signal_total": 1.0}
-        pool.refuse = ["/0"]
+        pool.refuse = ["/0"] * 1000
         while (told := rolling.metrics_queue.get(timeout=60)) == {"hermes/groups_without_signal_total": 1.0}:
             pass
         assert told == {"hermes/lost_groups_total": 1.0}

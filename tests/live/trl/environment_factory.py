@@ -83,7 +83,8 @@ def main(tokenizer_folder: str) -> dict:
         get_reward = factory.get_reward
 
         def seen(model, inputs):
-            masks.append([inputs[name].sum().item() for name in ("completion_mask", "tool_mask")])
+            written = inputs["completion_mask"]
+            masks.append([written.sum().item(), (written * inputs["tool_mask"]).sum().item()])
             return loss(model, inputs)
 
         def rewarded(self):
