@@ -5,7 +5,7 @@
     stop    end the server, then the instance with whatever is left in it, then remove the folder
     list    the host folders of this user on this machine
 
-What is particular to Apptainer is in `server/apptainer_instances.py`: the same code runs on the nodes of a job.
+What is particular to Apptainer is in `sandbox_pool/server/apptainer_instances.py`, which nodes of a job run as well.
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ LABEL = "hermes-rl"
 LABEL_OWNER = "hermes-rl-owner"
 PORT = 8970
 """Of the relay: preview addresses lead to ports from 3000 to 9999."""
+REFRESHES = 4
+"""How often a sandbox in use says so, in the time after which Daytona would stop it."""
 RELAY = Path(__file__).with_name("daytona_relay.py")
 GONE = frozenset({"destroyed", "destroying", "stopped", "stopping", "archived", "archiving", "error", "build_failed"})
 REFUSED = (
@@ -308,7 +310,7 @@ class DaytonaProvider:
     async def _keep(self, name: str, box: AsyncSandbox) -> None:
         """Daytona counts no bytes: what is in use says so, or it is stopped."""
         while True:
-            await asyncio.sleep(self._options.auto_stop_minutes * 60 / 4)
+            await asyncio.sleep(self._options.auto_stop_minutes * 60 / REFRESHES)
             try:
                 await box.refresh_activity()
                 await box.refresh_data()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ from aiohttp import web
 from emulators.daytona.sandbox import EmulatedSandbox
 
 API_KEY = "dtn_test"
-MINUTE_S = 60.0
 
 
 @dataclass
@@ -28,7 +26,9 @@ class Entry:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     state: str = "started"
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
-    active_s: float = field(default_factory=time.monotonic)
+    active_minute: float = 0.0
+    refreshed: int = 0
+    """How often a client said that it is in use."""
     preview_token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def shown(self, url: str) -> dict[str, Any]:
@@ -57,11 +57,11 @@ class Entry:
 
 
 class DaytonaEmulator:
-    """`async with DaytonaEmulator() as daytona`: serves at `daytona.url`. A minute of its clock is `minute_s` long."""
+    """`async with DaytonaEmulator() as daytona`: serves at `daytona.url`. Its clock goes on by `pass_minutes` alone."""
 
-    def __init__(self, minute_s: float = MINUTE_S) -> None:
+    def __init__(self) -> None:
         self.url = ""
-        self.minute_s = minute_s
+        self._minute = 0.0
         self.entries: dict[str, Entry] = {}
         self.lose_answers_to: set[str] = set()
         """Paths whose next request is carried out and not answered."""
@@ -79,19 +79,15 @@ class DaytonaEmulator:
             ]
         )
         self._runner = web.AppRunner(app)
-        self._clock: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> DaytonaEmulator:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        self._clock = asyncio.create_task(self._stop_idle())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._clock is not None
-        self._clock.cancel()
         await asyncio.gather(*(entry.box.end() for entry in self.entries.values()))
         await self._runner.cleanup()
 
@@ -128,7 +124,7 @@ class DaytonaEmulator:
 
     def _of(self, request: web.Request) -> Entry:
         entry = self._entry(request.match_info["id"])
-        entry.active_s = time.monotonic()
+        entry.active_minute = self._minute
         return entry
 
     async def _create(self, request: web.Request) -> web.Response:
@@ -137,7 +133,7 @@ class DaytonaEmulator:
         if asked["name"] in self.running:
             message = f"Sandbox with name {asked['name']} already exists"
             return web.json_response({"message": message, "statusCode": 409}, status=409)
-        entry = Entry(asked, EmulatedSandbox())
+        entry = Entry(asked, EmulatedSandbox(), active_minute=self._minute)
         self.entries[entry.id] = entry
         await entry.box.start()
         return web.json_response(entry.shown(self.url))
@@ -160,7 +156,7 @@ class DaytonaEmulator:
         return entry.shown(self.url)
 
     async def _refresh(self, request: web.Request) -> web.Response:
-        self._of(request)
+        self._of(request).refreshed += 1
         return web.Response(status=201)
 
     async def _preview_url(self, request: web.Request) -> web.Response:
@@ -204,13 +200,13 @@ class DaytonaEmulator:
         writer.close()
         return web.Response()
 
-    async def _stop_idle(self) -> None:
-        while True:
-            await asyncio.sleep(self.minute_s / 10)
-            for entry in list(self.entries.values()):
-                idle_s = (entry.asked.get("autoStopInterval") or 0) * self.minute_s
-                if idle_s and entry.state == "started" and time.monotonic() - entry.active_s > idle_s:
-                    entry.state = "stopped"
-                    await entry.box.end()
-                    if entry.asked.get("autoDeleteInterval") == 0:
-                        await self._destroy(entry)
+    async def pass_minutes(self, minutes: float) -> None:
+        """Let time pass: what was not in use for its auto-stop interval stops, and is deleted when it is ephemeral."""
+        self._minute += minutes
+        for entry in list(self.entries.values()):
+            limit = entry.asked.get("autoStopInterval") or 0
+            if limit and entry.state == "started" and self._minute - entry.active_minute >= limit:
+                entry.state = "stopped"
+                await entry.box.end()
+                if entry.asked.get("autoDeleteInterval") == 0:
+                    await self._destroy(entry)

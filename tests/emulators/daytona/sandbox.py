@@ -27,7 +27,9 @@ class EmulatedSandbox:
     async def start(self) -> None:
         """Returns when commands can be run in it."""
         pipe = asyncio.subprocess.PIPE
-        self._outer = await asyncio.create_subprocess_exec(*INIT, stdout=pipe, start_new_session=True)
+        self._outer = await asyncio.create_subprocess_exec(
+            *INIT, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
         assert self._outer.stdout is not None
         assert await self._outer.stdout.readline() == b"ready\n", "no namespaces for a sandbox"
         children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children")

@@ -1,7 +1,6 @@
 """An emulated Daytona for each test; pools that use it end with it."""
 
 import asyncio
-import contextlib
 import os
 import threading
 
@@ -14,11 +13,11 @@ from sandbox_pool import PoolConfig
 class InThread:
     """The emulator in a loop of its own, so that a client which blocks or is another process reaches it."""
 
-    def __init__(self, minute_s):
+    def __init__(self):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.daytona = DaytonaEmulator(minute_s)
+        self.daytona = DaytonaEmulator()
         self.call(self.daytona.__aenter__())
 
     def call(self, work):
@@ -32,30 +31,20 @@ class InThread:
 
 
 @pytest.fixture
-def make_emulator():
+def place():
     if os.getuid() != 0:
         pytest.skip("sandboxes of the emulator need root")
-    with contextlib.ExitStack() as stack:
-
-        def make(minute_s=60.0):
-            place = InThread(minute_s)
-            stack.callback(place.close)
-            return place
-
-        yield make
-
-
-@pytest.fixture
-def place(make_emulator):
-    return make_emulator()
+    place = InThread()
+    yield place
+    place.close()
 
 
 @pytest.fixture
 def make_config(place, tmp_path):
-    def make(options=None, *, at=place, **settings):
+    def make(options=None, **settings):
         named = {
             "api_key": API_KEY,
-            "api_url": f"{at.daytona.url}/api",
+            "api_url": f"{place.daytona.url}/api",
             "python": "/usr/bin/python3",
             **(options or {}),
         }

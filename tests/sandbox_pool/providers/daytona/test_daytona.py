@@ -13,6 +13,7 @@ from sandbox_pool.conformance.runner import make_context
 from sandbox_pool.journal.journal import Journal
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
+from sandbox_pool.providers.daytona import daytona_provider
 from support.cli_verb import run_verb
 from support.pool_wait import eventually, started
 from support.ssh_machines import busy_client, kill
@@ -97,19 +98,21 @@ def test_sandboxes_of_a_killed_client_are_removed_by_gc(make_config, place, tmp_
 
 
 @slow
-async def test_a_sandbox_that_nobody_uses_stops_and_is_deleted_while_one_in_use_stays(make_emulator, make_config):
-    quick = make_emulator(minute_s=0.4)
-    used, unused = (load(make_config({"auto_stop_minutes": 10}, at=quick)) for _ in range(2))
-    used._options = used._options.model_copy(update={"auto_stop_minutes": 0.4 / 60 * 10})  # its minutes are short here
-    await used.start("hrl-used", SandboxSpec())
+async def test_a_sandbox_in_use_says_so_and_one_that_nobody_uses_is_stopped_and_deleted(
+    make_config, place, monkeypatch
+):
+    monkeypatch.setattr(daytona_provider, "REFRESHES", 100_000)  # every few milliseconds
+    used, unused = load(make_config()), load(make_config())
     await unused.start("hrl-unused", SandboxSpec())
-    for watch in unused._watches.values():
-        watch.cancel()  # as when its process was killed
-    await eventually(lambda: quick.daytona.running == ["hrl-used"])
-    assert quick.daytona.entries != {}
+    await unused.close()  # as when its process was killed
+    await asyncio.to_thread(place.call, place.daytona.pass_minutes(10))
+    await used.start("hrl-used", SandboxSpec())
+    (entry,) = (each for each in place.daytona.entries.values() if each.asked["name"] == "hrl-used")
+    await eventually(lambda: entry.refreshed > 1)
+    await asyncio.to_thread(place.call, place.daytona.pass_minutes(6))
+    assert place.daytona.running == ["hrl-used"]
     await used.stop("hrl-used")
     await used.close()
-    await unused.close()
 
 
 @slow
