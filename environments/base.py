@@ -36,11 +36,11 @@ from environments.rollouts.planning import check_mcp, choose_tools, content_id, 
 from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
-from environments.trackers import check_trackers
 from environments.sandboxes import Pool
 from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
+from environments.trackers import check_trackers
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:

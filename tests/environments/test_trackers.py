@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from environments.errors import ConfigError
 from environments import trackers
+from environments.errors import ConfigError
 from environments.runs.batch import evaluate_run, process_run
 from environments.trackers import Trackers
 from support.env_pool import DirectoryPool
