@@ -11,7 +11,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Containers often forbid bytecode. Then each of the thousand programs that the tests start compiles what it imports (2 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-random test-user test-pythons test-slow chaos fuzz learn-check lint format bench helpers nomad vllm readers hints clean
+.PHONY: help demo test test-random test-user test-pythons test-slow chaos soak mutants fuzz learn-check lint format bench helpers nomad vllm readers hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
@@ -21,6 +21,8 @@ help:
 	@echo "make test-pythons   as root: the suite on Python 3.11, 3.12 and 3.13, as root and as a user, random order, busy cores"
 	@echo "make test-slow   the same promises at full size: 1,000 rollouts, all of HumanEval, ..."
 	@echo "make chaos   everything fails, nothing is lost: CHAOS_SECONDS (600) of faults, repeat one with SEED=its number"
+	@echo "make soak    SOAK_LEASES (50,000) and SOAK_ROLLOUTS (5,000): memory, descriptors, disk and latency stay flat"
+	@echo "make mutants   change lines of the pool, the journal, tokens and packing one by one: do tests notice? (an hour)"
 	@echo "make learn-check   a real model learns: the rise over 20 minutes, asserted"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   slots, loop, tools and serving, each beside its control"
@@ -67,6 +69,16 @@ test-slow: $(INSTALLED) hints
 # SECONDS is a variable of the shell itself, so the target has its own name for it.
 chaos: $(INSTALLED) hints
 	$(BIN)/python tests/chaos --seconds $(or $(CHAOS_SECONDS),600) $(if $(SEED),--seed $(SEED))
+
+soak: $(INSTALLED) hints
+	$(BIN)/python tests/soak --leases $(or $(SOAK_LEASES),50000) --rollouts $(or $(SOAK_ROLLOUTS),5000)
+
+# In a copy of the tree, because mutmut writes beside the sources; `mutmut show NAME` there prints a mutant.
+mutants: $(INSTALLED)
+	$(PIP) install --quiet --python $(BIN)/python mutmut==3.8.1
+	rm -rf build/mutants && git checkout-index --all --prefix=build/mutants/
+	cd build/mutants && $(CURDIR)/$(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/python tests/support/mutants_left.py build/mutants
 
 fuzz:
 	bash tests/fuzz/fuzz.sh $(or $(FUZZ_SECONDS),60)

@@ -131,6 +131,7 @@ class RecordedConversation:
             weights_version=generation.weights_version,
             weights_spans=generation.weights_spans,
             temperature=sampling.extra_body.get("temperature", sampling.temperature),
+            entropies=generation.entropies,
         )
         return self._take_turn(generation, prompt)
 

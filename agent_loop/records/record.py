@@ -200,6 +200,9 @@ class SampledCall:
     """Which weights sampled which of its tokens, from servers that say it per token."""
     temperature: float | None = None
     """At which it was sampled; `logprobs` do not depend on it."""
+    entropies: list[float | None] = field(default_factory=list)
+    """Of the model's distribution at each sampled id, in nats; empty where the server did not tell. From its likeliest
+    tokens alone, so at most the true one."""
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> SampledCall:

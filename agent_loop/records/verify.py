@@ -34,6 +34,8 @@ def check_lengths(record: RolloutRecord) -> Iterator[str]:
     for index, call in enumerate(record.sampled_calls):
         if len(call.sampled_ids) != len(call.logprobs):
             yield f"call {index}: {len(call.sampled_ids)} sampled tokens, {len(call.logprobs)} logprobs"
+        if call.entropies and len(call.sampled_ids) != len(call.entropies):
+            yield f"call {index}: {len(call.sampled_ids)} sampled tokens, {len(call.entropies)} entropies"
 
 
 def check_masks(record: RolloutRecord) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandbox_pool.conformance.check import expect
 from sandbox_pool.pool.lease import Lease, LeaseRequest
+from sandbox_pool.server.isolation.levels import WORKDIR
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -67,10 +68,12 @@ class CheckContext:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def lease(self, spec: SandboxSpec | None = None, timeout_s: float = 30.0) -> LeaseRequest:
-        """A sandbox for this check, in the image that is checked."""
-        image = self.pool.config.spec.image
-        if spec is not None and spec.image is None and image is not None:
-            spec = spec.model_copy(update={"image": image, "user": self.pool.config.spec.user})
+        """A sandbox for this check, in the image that is checked; its working directory may be full of files."""
+        default = self.pool.config.spec
+        if default.image is not None:
+            spec = spec or default
+            own = {"image": default.image, "user": default.user} if spec.image is None else {}
+            spec = spec.model_copy(update={**own, "workdir": spec.workdir or WORKDIR})
         return self.pool.lease(f"check-{secrets.token_hex(3)}", spec, timeout_s)
 
     @asynccontextmanager

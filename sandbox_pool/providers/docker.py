@@ -52,6 +52,8 @@ IMAGE = "hermes-sandbox"
 SCRATCH = Path("/scratch")
 INSIDE = "/run/hermes-rl"
 """Where the slot server's socket is in a container."""
+INITS = ("/sbin/docker-init", "/run/podman-init")
+"""What engines put into the root for `Init`."""
 SOCKETS = Path("/tmp")
 """Short: Linux allows 107 bytes for the path of a socket."""
 SCHEMES = ("unix://", "tcp://", "http://", "https://", "ssh://", "npipe://")
@@ -304,7 +306,8 @@ class DockerProvider:
     async def _create(self, name: str, spec: SandboxSpec, shared: bool) -> DockerContainer:
         image = self._image(spec)
         await self._pull(image)
-        config = await asyncio.to_thread(self._config, name, image, shared)
+        settings = _image_config((await self._engine().images.inspect(image)).get("Config") or {})
+        config = await asyncio.to_thread(self._config, name, image, settings, shared)
         self._unanswered[name] = config
         try:
             container = await self._engine().containers.create(config, name=name)
@@ -341,7 +344,7 @@ class DockerProvider:
                 hint = "; `hermes-rl pool image build` makes it" if image == IMAGE else ""
                 raise HostStartFailed(f"the image {image!r} cannot be pulled: {_said(error)}{hint}") from error
 
-    def _config(self, name: str, image: str, shared: bool) -> Json:
+    def _config(self, name: str, image: str, settings: Json, shared: bool) -> Json:
         """The body of the create request."""
         options, context = self._options, self._context
         scratch = context.scratch_dir or SCRATCH
@@ -353,13 +356,15 @@ class DockerProvider:
             "HRL_LOAD_S": f"{options.ready_timeout_s:g}",
         }
         mine = [f"{_make_socket_folder(name)}:{INSIDE}"] if shared else []
-        settings = [f"{key}={value}" for key, value in variables.items()]
+        server = [*context.server_arguments(name, options.level, image), "--image-config", json.dumps(settings)]
+        ours = [INSIDE, *INITS, *([] if context.scratch_dir else [str(SCRATCH)])]
+        server += [word for path in ours for word in ("--keep-out", path)]
         return {
             "Image": image,
             "User": "0",
             "Entrypoint": [options.python],
-            "Cmd": ["-c", loader_text(), *context.server_arguments(name, options.level, image)],
-            "Env": settings,
+            "Cmd": ["-c", loader_text(), *server],
+            "Env": [f"{key}={value}" for key, value in variables.items()],
             "WorkingDir": "/",
             "Labels": {
                 **dict(each.split("=", 1) for each in options.labels),
@@ -502,6 +507,12 @@ async def _join(stream: Stream, engine: aiodocker.Docker, side: socket.socket) -
         with contextlib.suppress(*UNREACHABLE):
             await stream.close()
         await engine.close()
+
+
+def _image_config(config: Json) -> Json:
+    """What slots of an image take from its configuration."""
+    env = dict(each.partition("=")[::2] for each in config.get("Env") or ())
+    return {"env": env, "workdir": config.get("WorkingDir") or "", "user": config.get("User") or ""}
 
 
 def _record(container: DockerContainer) -> HostRecord:

@@ -28,6 +28,9 @@ from pathlib import Path
 RECEIVE_S = 20.0
 STOP_S = 20.0
 LIMIT = 64 << 20
+NOT_OF_IMAGE = ("HRL_", "NOMAD_", "MODAL_", "VAULT_", "CONSUL_")
+OF_ENGINE = {"HOSTNAME": None, "HOME": "/root", "TERM": None, "PWD": None, "OLDPWD": None, "SHLVL": None, "_": None}
+"""What engines add to an image's ENV; None: whatever it is."""
 
 
 def listen(bind: str) -> tuple[socket.socket, str]:
@@ -120,6 +123,17 @@ def run(command: list[str], token: str, peer: socket.socket) -> int:
     return server.wait()
 
 
+def image_config() -> dict[str, object]:
+    """ENV and WORKDIR of the image this process was started in, without what the scheduler and the engine added."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(NOT_OF_IMAGE) and (name not in OF_ENGINE or OF_ENGINE[name] not in (None, value))
+    }
+    user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else ""
+    return {"env": env, "workdir": str(Path.cwd()), "user": user}
+
+
 def main() -> None:
     """Receive and run one slot server, then remove what it left."""
     scratch = Path(os.environ["HRL_SCRATCH"])
@@ -135,7 +149,9 @@ def main() -> None:
         peer.sendall(b"have\n")
     else:
         receive(peer, path)
-    command = [sys.executable, str(path), "--scratch", str(scratch / "s")]
+    command = [sys.executable, str(path), "--scratch", str(scratch / "s"), "--keep-out", str(scratch)]
+    if "--image" in sys.argv and "--image-config" not in sys.argv and "HRL_SECRETS" not in os.environ:
+        command += ["--image-config", json.dumps(image_config())]
     code = -1
     try:
         code = run([*command, "--listen", address, "--die-with-parent"], token, peer)

@@ -15,6 +15,7 @@ from typing import Any
 from . import cleanup, machine
 from .faults import SlotError
 from .images.layer_store import LayerStore, default_path
+from .images.own_root import OwnImage, make_mask
 from .serving.image_requests import ImageRequests
 from .serving.peer import Connection
 from .serving.service import Service, owner_gone
@@ -36,10 +37,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--level", help="use this level only")
     parser.add_argument("--owner-ttl-s", type=float, help="end when no client was connected for so long")
     parser.add_argument("--host-id", default="")
-    parser.add_argument("--image", help="the image this server runs in: specs that name it get slots on its own root")
+    parser.add_argument("--image", help="the image this server runs in: specs that name it get its whole root")
+    parser.add_argument("--image-config", help="env, workdir and user of that image, as JSON")
     parser.add_argument("--images", help="where layers of images are kept for all servers of this user")
     parser.add_argument("--images-max-gb", type=float, default=50.0, help="what those layers may take")
-    parser.add_argument("--keep-out", action="append", default=[], help="a folder that no spec may mount into a slot")
+    parser.add_argument("--keep-out", action="append", default=[], help="a folder that no slot may see")
     parser.add_argument("--die-with-parent", action="store_true", help="end when stdin is closed")
     parser.add_argument("--cleanup", action="store_true", help="only remove what an earlier server left in --scratch")
     return parser.parse_args()
@@ -97,10 +99,9 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
     store = LayerStore(arguments.images or default_path(), "user" if host.level.user_ns else "trusted")
     host.builder.keep_out.append(store.path)
-    images = ImageRequests(store, int(arguments.images_max_gb * 2**30), host.level)
-    service = Service(
-        token, slots, snapshots, facts=facts, scratch=arguments.scratch, own_image=arguments.image, images=images
-    )
+    own = _own_image(arguments, host)
+    images = ImageRequests(store, int(arguments.images_max_gb * 2**30), host.level, own)
+    service = Service(token, slots, snapshots, facts=facts, scratch=arguments.scratch, images=images)
     host.on_lost = service.stopping.set
     server, address = await _listen(arguments.listen, service)
     cleanup.write_record(arguments.scratch, [os.getpid(), host.zygote.process.pid])
@@ -116,6 +117,16 @@ async def _serve(arguments: argparse.Namespace, token: str) -> None:
         connection.close()
     await asyncio.sleep(0)
     _stop(host, arguments.listen)
+
+
+def _own_image(arguments: argparse.Namespace, host: Host) -> OwnImage | None:
+    if arguments.image is None:
+        return None
+    mask = os.path.join(host.builder.place.layers, "own-root")
+    if host.level.namespaces:
+        make_mask(mask, host.builder.keep_out)
+    config = json.loads(arguments.image_config) if arguments.image_config else None
+    return OwnImage(arguments.image, config, mask, host.level)
 
 
 def _stop(host: Host, listen: str) -> None:

@@ -38,10 +38,10 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile
     return entry(name, kind, linkname=target)
 
 
-def pack(entries: Iterable[tuple[tarfile.TarInfo, bytes]], **options: Any) -> bytes:
+def pack(entries: Iterable[tuple[tarfile.TarInfo, bytes]], form: int = tarfile.PAX_FORMAT) -> bytes:
     """A plain layer."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape", **options) as tar:
+    with tarfile.open(fileobj=buffer, mode="w", format=form, errors="surrogateescape") as tar:
         for info, data in entries:
             tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()

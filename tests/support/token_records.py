@@ -39,7 +39,9 @@ def tokenized(record: RolloutRecord, *, restart_before: int | None = None, weigh
         logprobs = [round(-rng.expovariate(1.0), 3) for _ in ids]
         spans = [WeightsSpan(weights, 0, 2), WeightsSpan(f"{weights}b", 2, len(ids))]
         prompt = list(segments[-1].tokens)
-        calls.append(SampledCall(len(segments) - 1, prompt, ids, logprobs, "stop", 0.8, weights, spans))
+        # The first turn was sampled by a server that told no entropies, as when a run goes on with another one.
+        told = [round(rng.uniform(0, 4), 3) for _ in ids] if calls else []
+        calls.append(SampledCall(len(segments) - 1, prompt, ids, logprobs, "stop", 0.8, weights, spans, entropies=told))
         segments[-1].tokens.extend(ids)
         segments[-1].masks.extend(ids)
         segments[-1].logprobs.extend(logprobs)

@@ -17,7 +17,7 @@ def facts(path, info):
         found.append(os.fsencode(os.readlink(path)).hex())
     elif kind == stat.S_IFREG:
         with open(path, "rb") as file:
-            found += [info.st_size, info.st_nlink, hashlib.sha256(file.read()).hexdigest()]
+            found += [info.st_size, hashlib.sha256(file.read()).hexdigest()]
     elif kind in (stat.S_IFCHR, stat.S_IFBLK):
         found.append(info.st_rdev)
     try:
@@ -28,9 +28,10 @@ def facts(path, info):
     return found
 
 
-def walk(root, path=b""):
-    """Everything below, by the hex of its path."""
+def walk(root, path=b"", links=None):
+    """Everything below, by the hex of its path; files that are one file name the first of its paths."""
     tree = {}
+    links = {} if links is None else links
     for name in sorted(os.listdir(os.path.join(root, path))):
         inside = os.path.join(path, name)
         if os.fsdecode(inside) in OURS:
@@ -38,7 +39,9 @@ def walk(root, path=b""):
         info = os.lstat(os.path.join(root, inside))
         tree[inside.hex()] = facts(os.path.join(root, inside), info)
         if stat.S_ISDIR(info.st_mode):
-            tree.update(walk(root, inside))
+            tree.update(walk(root, inside, links))
+        else:
+            tree[inside.hex()] += [links.setdefault((info.st_dev, info.st_ino), inside.hex()), info.st_mtime_ns]
     return tree
 
 

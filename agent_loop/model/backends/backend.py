@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from agent_loop.model.contract import ModelRefused, Sampling, WeightsSpan
@@ -31,6 +31,8 @@ class Generation:
     """Which weights sampled it, when the server says so; those of the first token when they changed on the way."""
     weights_spans: tuple[WeightsSpan, ...] = ()
     """Which weights sampled which tokens, from servers that say it so exactly."""
+    entropies: list[float | None] = field(default_factory=list)
+    """Of the model's distribution at each token, where the server was asked for its likeliest tokens; else empty."""
 
 
 def weights_spans(rows: Any, tokens: int) -> tuple[WeightsSpan, ...]:

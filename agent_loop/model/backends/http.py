@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from base64 import b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from ipaddress import ip_address
@@ -27,6 +29,8 @@ KEEP_IDLE_S = 15.0
 """Routers forget idle connections without a word, so an older one is not trusted with a request."""
 READ_AT_ONCE = 1 << 20
 """Bytes of an answer that may wait to be read, and of a request that are written in one piece."""
+FEWEST_TOKENS = 5
+"""Fewer say nothing of an entropy; servers give one or two without being asked."""
 
 
 class JsonClient:
@@ -209,6 +213,22 @@ class Echo:
         if payload[begin:end].replace(b" ", b"") != self.ids:
             raise ModelRefused(f"the server's {self.key} are not the ids that were sent")
         return payload[:begin] + b"null" + payload[end:]
+
+
+def entropies(rows: Iterable[Iterable[float]]) -> list[float | None]:
+    """From the logprobs of the likeliest tokens at each place, in nats; what is left over counts as one token more.
+
+    So each is at most the true one, and the more tokens are asked for, the nearer.
+    """
+    found = [_entropy(list(row)) for row in rows]
+    return found if any(value is not None for value in found) else []
+
+
+def _entropy(logprobs: list[float]) -> float | None:
+    if len(logprobs) < FEWEST_TOKENS:
+        return None
+    left = 1.0 - sum(map(math.exp, logprobs))
+    return -sum(math.exp(p) * p for p in logprobs) - (left * math.log(left) if left > 0 else 0.0)
 
 
 def field(answer: Any, *path: str | int) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_loop.model.backends.backend import Generation
-from agent_loop.model.backends.http import HttpBackend, field
+from agent_loop.model.backends.http import HttpBackend, entropies, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
@@ -64,8 +64,15 @@ class LlamaCppBackend(HttpBackend):
         if any("logprob" not in entry for entry in entries):
             raise ModelRefused("post_sampling_probs gives the sampler's probabilities, not the model's: leave it out")
         logprobs = align([e["id"] for e in entries], [e["logprob"] for e in entries], ids)
+        told = entropies([top["logprob"] for top in entry.get("top_logprobs") or ()] for entry in entries)
         stop = field(answer, "stop_type")
-        return Generation(ids, logprobs, FINISH.get(stop, stop or "abort"), weights_version(answer.get("model")))
+        return Generation(
+            ids,
+            logprobs,
+            FINISH.get(stop, stop or "abort"),
+            weights_version(answer.get("model")),
+            entropies=align([e["id"] for e in entries], told, ids) if told else [],
+        )
 
     async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
         """One request per position, in order, so that each reads only what the one before had not read."""
@@ -105,8 +112,8 @@ def weights_version(model: Any) -> str | None:
     return model.rpartition("@")[2] if isinstance(model, str) and "@" in model else None
 
 
-def align(ids: Sequence[int], logprobs: Sequence[float], tokens: Sequence[int]) -> list[float | None]:
-    """Give each token its own logprob; where an id is missing and its place is not certain, nothing is given."""
+def align(ids: Sequence[int], logprobs: Sequence[float | None], tokens: Sequence[int]) -> list[float | None]:
+    """Give each token its own value; where an id is missing and its place is not certain, nothing is given."""
     if list(ids) == list(tokens):
         return list(logprobs)
     first, last = _embed(ids, tokens), _embed(ids[::-1], tokens[::-1])  # a place is certain when both agree

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_loop.model.backends.backend import Generation, weights_spans
-from agent_loop.model.backends.http import HttpBackend, field
+from agent_loop.model.backends.http import HttpBackend, entropies, field
 from agent_loop.model.backends.vllm import GENEROUS_MAX_TOKENS
 from agent_loop.model.contract import ModelRefused, Sampling
 
@@ -105,6 +105,7 @@ class SGLangBackend(HttpBackend):
             str(finish or "abort"),
             None if version is None else str(version),
             spans,
+            entropies([top[0] for top in row or ()] for row in info.get("output_top_logprobs") or ()),
         )
 
     async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:

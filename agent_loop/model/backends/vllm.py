@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from agent_loop.model.backends.backend import Generation, weights_spans
-from agent_loop.model.backends.http import Echo, HttpBackend, field
+from agent_loop.model.backends.http import Echo, HttpBackend, entropies, field
 from agent_loop.model.contract import ModelRefused, Sampling
 
 GENEROUS_MAX_TOKENS = 4096
@@ -47,7 +47,9 @@ class VllmBackend(_Vllm):
         ids = field(choice, "token_ids")
         logprobs = field(choice, "logprobs", "token_logprobs")
         _same_length(ids, logprobs)
-        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"))
+        tops = choice["logprobs"].get("top_logprobs") or ()
+        told = entropies((top or {}).values() for top in tops)
+        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), entropies=told)
 
     async def score(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
         """The whole sequence as a prompt, once, with its own logprobs."""
@@ -77,7 +79,8 @@ class VllmScaleOutBackend(_Vllm):
         _same_length(ids, logprobs)
         spans = weights_spans(choice.get("weight_versions"), len(ids))
         version = spans[0].version if spans else None
-        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), version, spans)
+        told = entropies([top["logprob"] for top in row.get("top_logprobs") or ()] for row in rows if "logprob" in row)
+        return Generation(ids, logprobs, str(field(choice, "finish_reason") or "abort"), version, spans, told)
 
 
 class VllmGenerateBackend(HttpBackend):

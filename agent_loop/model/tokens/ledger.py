@@ -39,6 +39,7 @@ class _Call:
     weights_version: str | None
     weights_spans: tuple[WeightsSpan, ...]
     temperature: float | None
+    entropies: list[float | None]
 
 
 @dataclass
@@ -76,10 +77,13 @@ class Ledger:
         weights_version: str | None = None,
         weights_spans: tuple[WeightsSpan, ...] = (),
         temperature: float | None = None,
+        entropies: Sequence[float | None] = (),
     ) -> None:
         """Add what the model sampled on top of everything in the open segment, which must be what was `sent`."""
         if len(ids) != len(logprobs):
             raise LedgerError(f"{len(ids)} sampled tokens with {len(logprobs)} logprobs")
+        if entropies and len(ids) != len(entropies):
+            raise LedgerError(f"{len(ids)} sampled tokens with {len(entropies)} entropies")
         segment = self._segments[-1]
         if sent != segment.tokens:
             raise LedgerError("the prompt in the ledger is not the prompt that was sent")
@@ -92,6 +96,7 @@ class Ledger:
             weights_version=weights_version,
             weights_spans=weights_spans,
             temperature=temperature,
+            entropies=list(entropies),
         )
         self._calls.append(call)
         segment.tokens.extend(ids)
@@ -129,6 +134,7 @@ class Ledger:
             weights_version=call.weights_version,
             weights_spans=list(call.weights_spans),
             temperature=call.temperature,
+            entropies=call.entropies,
         )
 
 

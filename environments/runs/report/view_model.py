@@ -132,13 +132,15 @@ def tokens_of(record: RolloutRecord, index: int) -> dict[str, Any]:
     """One segment as the page draws it.
 
     `spans` are [end, kind, turn, weights]: `given` is text of messages, `glue` is what the chat template wrote around
-    it, `sampled` is the model's. `logprobs` are those of sampled tokens in order, null where the server gave none.
+    it, `sampled` is the model's. `logprobs` are those of sampled tokens in order, null where the server gave none;
+    so are `entropies`, which are there only where a server told any.
     `trained` are the ends of stretches by turns masked and trained, the first of them masked.
     """
     segment = record.segments[index]
     spelled = {int(token): _bytes(piece) for token, piece in record.pieces.items()}
     spans: list[list[Any]] = []
     logprobs: list[float | None] = []
+    entropies: list[float | None] = []
     done = 0
     for turn, call in enumerate(record.sampled_calls, 1):
         if call.segment != index:
@@ -147,8 +149,10 @@ def tokens_of(record: RolloutRecord, index: int) -> dict[str, Any]:
         spans += _given_spans(record, turn, [spelled.get(token, b"") for token in segment.tokens[done:start]], done)
         spans += ([start + end, SAMPLED, turn, version] for end, version in _weights(call))
         logprobs += (None if p == NO_LOGPROB else round(p, 4) for p in call.logprobs)
+        entropies += (None if e is None else round(e, 3) for e in call.entropies or [None] * len(call.sampled_ids))
         done = start + len(call.sampled_ids)
-    return {"ids": segment.tokens, "spans": spans, "logprobs": logprobs, "trained": _stretches(segment.masks)}
+    told = {} if all(entropy is None for entropy in entropies) else {"entropies": entropies}
+    return {"ids": segment.tokens, "spans": spans, "logprobs": logprobs, "trained": _stretches(segment.masks), **told}
 
 
 def _weights(call: SampledCall) -> Iterator[tuple[int, str]]:

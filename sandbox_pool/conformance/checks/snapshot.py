@@ -123,11 +123,12 @@ async def changes_outside_the_workspace_are_kept(ctx: CheckContext) -> None:
     """Changes anywhere in the root, such as an installed program, are in the snapshot."""
     async with ctx.lease() as box:
         await box.exec(
-            "echo '#!/bin/sh\necho tool' > /usr/local/bin/hrl-tool; chmod +x /usr/local/bin/hrl-tool; rm -f /etc/issue"
+            "mkdir -p /usr/local/bin; cd /usr/local/bin;"
+            " echo '#!/bin/sh\necho tool' > hrl-tool; chmod +x hrl-tool; rm -f /etc/issue"
         )
         snapshot = await box.snapshot()
     async with ctx.pool.lease_from(snapshot, "fork") as fork:
-        result = await fork.exec("hrl-tool; test -e /etc/issue || echo gone")
+        result = await fork.exec("/usr/local/bin/hrl-tool; test -e /etc/issue || echo gone")
     await ctx.pool.drop_snapshot(snapshot)
     expect(result.output.startswith("tool\n"), f"output is {result.output!r}")
     expect_equal(result.output, "tool\ngone\n", "output")

@@ -257,6 +257,7 @@ class ModalProvider:
             "HRL_SERVER_SHA256": sha256,
             "HRL_TOKEN_SHA256": token_hash(context.token(name)),
             "HRL_LOAD_S": f"{options.ready_timeout_s:g}",
+            **({"HRL_SECRETS": "1"} if options.secrets else {}),
         }
         server = context.server_arguments(name, options.level, image)
         settings = [f"{key}={value}" for key, value in variables.items()]

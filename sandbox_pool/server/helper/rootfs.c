@@ -80,7 +80,9 @@ static const char *make_devices(void) {
     mkdir("root/dev/shm", 01777);
     if (mount("tmpfs", "root/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=1777")) return "mount /dev/shm";
     mkdir("root/dev/pts", 0755);
-    if (mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=64"))
+    if (mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=64") &&
+        /* gVisor's takes no options, and is a new one with usable terminals each time. */
+        (errno != EINVAL || mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, NULL)))
         return "mount /dev/pts";
     if (symlink("pts/ptmx", "root/dev/ptmx") || symlink("/proc/self/fd", "root/dev/fd") ||
         symlink("/proc/self/fd/0", "root/dev/stdin") || symlink("/proc/self/fd/1", "root/dev/stdout") ||

@@ -73,6 +73,7 @@ struct slot_mount {
 struct slot_config {
     const char *hostname, *workdir, *home, *root, *upper_size, *view;
     const char *user, *name_servers; /* of an image: who commands run as, and what /etc/resolv.conf says */
+    const char *high_ids;            /* lines of the id map for owners beyond the range of ids */
     const char *layers[MAX_LAYERS];
     int n_layers;
     const char *parts[MAX_PARTS];

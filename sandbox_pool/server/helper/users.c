@@ -62,7 +62,7 @@ const char *find_user(const char **name) {
     snprintf(user, sizeof user, "%s", entry ? entry->pw_name : slot.run_uid ? "" : "root");
     *name = user;
     errno = 0;
-    if (slot.user_ns && (slot.run_uid >= slot.uid_count || slot.run_gid >= slot.uid_count))
+    if (slot.user_ns && !slot.high_ids && (slot.run_uid >= slot.uid_count || slot.run_gid >= slot.uid_count))
         return "become the image's user, whose id this user of the host may not use (see /etc/subuid)";
     return NULL;
 }

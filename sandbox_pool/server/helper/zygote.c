@@ -38,6 +38,7 @@ static void read_config(const struct message *request) {
     slot.view = message_get(request, "view");
     slot.user = message_get(request, "user");
     slot.name_servers = message_get(request, "name_servers");
+    slot.high_ids = message_get(request, "high_ids");
     slot.image = message_number(request, "image", 0);
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
@@ -63,12 +64,14 @@ static void read_config(const struct message *request) {
 /* A range of ids that begins at our own 0 is two of the namespace around us (images/user_ids.py): the user's own id, and
  * those of /etc/subuid. The kernel takes none that crosses from one to the other. */
 static void print_id_map(char *map, size_t size, long first) {
+    const char *more = slot.high_ids ? slot.high_ids : "";
     if (first == 0 && slot.uid_count > 1) snprintf(map, size, "0 0 1\n1 1 %ld\n", slot.uid_count - 1);
-    else snprintf(map, size, "0 %ld %ld\n", first, slot.uid_count);
+    else snprintf(map, size, "0 %ld %ld\n%s", first, slot.uid_count, more);
 }
 
 static int write_id_maps(pid_t pid) {
-    char path[64], map[64];
+    static char map[16384]; /* 300 lines of high ids, too */
+    char path[64];
     bool privileged = geteuid() == 0;
     snprintf(path, sizeof path, "/proc/%d/setgroups", pid);
     /* An ordinary user may map its own gid only after giving up setgroups in the namespace. */

@@ -2,7 +2,10 @@
 
     layers/<hex>     a complete layer: it is renamed to here when it is, and never changed again
     locks/<hex>      held alone by who unpacks or removes the layer, shared by who uses it; its time is the last use
-    drafts/<name>    a layer being unpacked; whoever made it holds drafts/<name>.lock, and what nobody holds is removed
+    drafts/<name>    a layer being unpacked or removed; whoever does that holds its lock, and what nobody holds goes
+    notes/<hex>      what a slot must know of a layer besides its files, where there is anything
+    joined/<hex>     the layer on top of those of one image, where they say something only together (joined.py)
+    locks/drafts     held while a draft is made or looked for, so that none is seen before it is held
 
 The kernel lets go of a lock when its holder dies, so a killed process leaves a draft that the next one removes, and
 nothing else. Unpacking and removing run in a process of their own (`main`): as an ordinary user in a
@@ -13,16 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..host_files import open_private, remove_tree
-from .unpack import LayerRefused, Limits, unpack_layer
+from .joined import UnpackedLayer, write_joined
+from .unpack import LayerRefused, Limits, Unpacker, unpack_layer
 from .user_ids import enter_user_namespace
 
 SPARE = 256 << 20
@@ -62,7 +67,7 @@ class LayerStore:
     def make(self) -> None:
         """The folders; `NotPrivate` when other users could change what is in them."""
         os.close(open_private(self.path))
-        for name in ("", "layers", "locks", "drafts"):
+        for name in ("", "layers", "locks", "drafts", "notes", "joined"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._place(name), 0o700)
 
@@ -124,12 +129,11 @@ class LayerStore:
         if os.path.isdir(self.layer(diff_id)):
             return {"had": True}
         self.remove_drafts()
-        name = f"{hex_of(diff_id)}.{os.getpid()}"
-        draft_lock = os.open(self._place("drafts", f"{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _lock(draft_lock, wait=True)
-        draft = self._place("drafts", name)
-        try:
+        draft = self._place("drafts", f"{hex_of(diff_id)}.{os.urandom(4).hex()}")
+        with self._drafts_alone():
             os.mkdir(draft, 0o755)
+            held = _hold_folder(draft)
+        try:
             os.chmod(draft, 0o755)
             room = shutil.disk_usage(self._kind).free - SPARE
             if room <= 0:
@@ -140,33 +144,88 @@ class LayerStore:
                 source, draft, digest=digest, diff_id=diff_id, limits=most, overlay=self.overlay, one_user=one_user,
                 devices=devices,
             )  # fmt: skip
+            self._write_notes(diff_id, work)
             os.ftruncate(lock, 0)
             os.pwrite(lock, b"%d\n" % work.bytes, 0)
             os.rename(draft, self.layer(diff_id))
         finally:
             _remove(draft)
-            os.unlink(self._place("drafts", f"{name}.lock"))
+            os.close(held)
         self.collect(max_bytes, keep={diff_id})
         return {"had": False, "bytes": work.bytes, "entries": work.entries}
 
+    def _write_notes(self, diff_id: str, work: Unpacker) -> None:
+        path = self._place("notes", hex_of(diff_id))
+        notes = {
+            "implied": sorted(b"/".join(parts).hex() for parts in work.implied),
+            "high_ids": sorted(work.high_ids),
+        }
+        if any(notes.values()):
+            with open(f"{path}.{os.getpid()}", "w") as file:
+                json.dump(notes, file)
+            os.rename(file.name, path)
+
+    def notes(self, diff_id: str) -> dict[str, list[Any]]:
+        """What a slot must know of a layer besides its files."""
+        try:
+            with open(self._place("notes", hex_of(diff_id))) as file:
+                found: dict[str, list[Any]] = json.load(file)
+                return found
+        except FileNotFoundError:
+            return {"implied": [], "high_ids": []}
+
+    def joined(self, diff_ids: Sequence[str]) -> str:
+        """Where the layer that joins these is or would be."""
+        return self._place("joined", hashlib.sha256(",".join(diff_ids).encode()).hexdigest())
+
+    def join(self, diff_ids: Sequence[str]) -> dict[str, Any]:
+        """Make the layer that joins these, lowest first as in an image. In a process of its own: see `main`."""
+        layers = [
+            UnpackedLayer(
+                os.fsencode(self.layer(diff_id)), frozenset(bytes.fromhex(x) for x in self.notes(diff_id)["implied"])
+            )
+            for diff_id in dict.fromkeys(reversed(diff_ids))
+        ]
+        draft = self._place("drafts", f"joined.{os.urandom(4).hex()}")
+        with self._drafts_alone():
+            os.mkdir(draft, 0o755)
+            held = _hold_folder(draft)
+        try:
+            os.chmod(draft, 0o755)
+            write_joined(layers, draft, self.overlay)
+            with open(f"{self.joined(diff_ids)}.of", "w") as file:
+                json.dump(list(diff_ids), file)
+            try:
+                os.rename(draft, self.joined(diff_ids))
+            except OSError:
+                if not os.path.isdir(self.joined(diff_ids)):  # else another process was first
+                    raise
+        finally:
+            _remove(draft)
+            os.close(held)
+        return {}
+
+    @contextlib.contextmanager
+    def _drafts_alone(self) -> Iterator[None]:
+        fd = os.open(self._place("locks", "drafts"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(fd, wait=True)
+            yield
+        finally:
+            os.close(fd)
+
     def remove_drafts(self) -> list[str]:
         """What killed processes left half unpacked."""
-        removed = []
-        for name in _names(self._place("drafts")):
-            if name.endswith(".lock"):
-                continue
-            with contextlib.suppress(OSError), _held_alone(self._place("drafts", f"{name}.lock")) as alone:
-                if alone:
-                    _remove(self._place("drafts", name))
-                    os.unlink(self._place("drafts", f"{name}.lock"))
-                    removed.append(name)
-        for name in _names(self._place("drafts")):
-            whole = name[: -len(".lock")]
-            if name.endswith(".lock") and not os.path.lexists(self._place("drafts", whole)):
-                with contextlib.suppress(OSError), _held_alone(self._place("drafts", name)) as alone:
-                    if alone:
-                        os.unlink(self._place("drafts", name))
-        return removed
+        abandoned = {}
+        with self._drafts_alone():
+            for name in _names(self._place("drafts")):
+                held = _hold_folder(self._place("drafts", name))
+                if held >= 0:
+                    abandoned[name] = held
+        for name, held in abandoned.items():
+            _remove(self._place("drafts", name))
+            os.close(held)
+        return list(abandoned)
 
     def collect(self, max_bytes: int, keep: Iterable[str] = ()) -> list[str]:
         """Remove the layers used longest ago until the rest takes at most `max_bytes`; never one in use."""
@@ -180,13 +239,29 @@ class LayerStore:
             if layer.in_use or layer.diff_id in kept:
                 continue
             with _held_alone(self._place("locks", hex_of(layer.diff_id))) as alone:
-                if alone:
-                    away = self._place("drafts", f"removed-{hex_of(layer.diff_id)}.{os.getpid()}")
+                held = _hold_folder(self.layer(layer.diff_id)) if alone else -1
+                if held >= 0:
+                    away = self._place("drafts", f"removed-{hex_of(layer.diff_id)}.{os.urandom(4).hex()}")
                     os.rename(self.layer(layer.diff_id), away)
                     _remove(away)
+                    os.close(held)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(self._place("notes", hex_of(layer.diff_id)))
                     total -= layer.bytes
                     removed.append(layer.diff_id)
+        if removed:
+            self._remove_joined()
         return removed
+
+    def _remove_joined(self) -> None:
+        """What joined layers of which some are gone: nobody can use it."""
+        for name in _names(self._place("joined")):
+            if name.endswith(".of"):
+                with open(self._place("joined", name)) as file:
+                    layers = json.load(file)
+                if self.missing(layers):
+                    _remove(self._place("joined", name[: -len(".of")]))
+                    os.unlink(self._place("joined", name))
 
 
 def hex_of(digest: str) -> str:
@@ -218,6 +293,18 @@ def _lock(fd: int, *, wait: bool) -> bool:
     return True
 
 
+def _hold_folder(path: str) -> int:
+    """A descriptor that holds the folder's lock until it is closed; -1 when another process does, or it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    if _lock(fd, wait=False):
+        return fd
+    os.close(fd)
+    return -1
+
+
 @contextlib.contextmanager
 def _held_alone(path: str) -> Iterator[bool]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -246,12 +333,14 @@ def main() -> None:
         if asked["do"] == "put":
             limits = Limits(**asked.get("limits", {}))
             answer = store.put(asked["diff_id"], asked["digest"], limits, sys.stdin.buffer, asked["max_bytes"])
+        elif asked["do"] == "join":
+            answer = store.join(asked["diff_ids"])
         else:
             answer = {"drafts": store.remove_drafts(), "removed": store.collect(asked["max_bytes"])}
     except LayerRefused as error:
         answer = {"error": str(error), "kind": "refused"}
     except OSError as error:
-        answer = {"error": f"{error.strerror or error} ({store.path})", "kind": "scratch"}
+        answer = {"error": f"{error.strerror or error} ({error.filename or store.path})", "kind": "scratch"}
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     os._exit(0)  # the thread that reads stdin may wait for more

@@ -20,14 +20,19 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, BinaryIO
 
+Parts = tuple[bytes, ...]
 PIECE = 1 << 20
 BLOCK = 512
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FOLDERS = 256
 LINKS_FOLLOWED = 40
+USUAL_IDS = 65_536
+NO_ID = (1 << 32) - 1
+MOST_TIME_NS = 1 << 63
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -128,7 +133,7 @@ class Pieces:
 def _number(text: bytes) -> int:
     """Octal, or base 256 when the first bit is set."""
     if text[0] & 0x80:
-        return int.from_bytes(bytes([text[0] & 0x3F]) + text[1:], "big", signed=False) if text[0] == 0x80 else -1
+        return int.from_bytes(text[1:], "big") - (1 << 8 * (len(text) - 1) if text[0] & 0x40 else 0)
     digits = text.strip(b" \0")
     try:
         return int(digits, 8) if digits else 0
@@ -173,6 +178,8 @@ class Archive:
             entry.name, entry.link = long_name or entry.name, long_link or entry.link
             self._apply_pax(entry, self._global + pax)
             pax, long_name, long_link = [], b"", b""
+            if not (0 <= entry.uid < NO_ID and 0 <= entry.gid < NO_ID and abs(entry.mtime_ns) < MOST_TIME_NS):
+                raise LayerRefused(f"{os.fsdecode(entry.name)[:200]!r} has an owner or a time that no file can have")
             if entry.kind in b"123456":
                 entry.size = 0
             self.left = entry.size + -entry.size % BLOCK
@@ -234,9 +241,9 @@ class Archive:
             entry.uid, entry.gid = int(facts.get(b"uid", entry.uid)), int(facts.get(b"gid", entry.gid))
             entry.size = int(facts.get(b"size", entry.size))
             if b"mtime" in facts:
-                entry.mtime_ns = int(float(facts[b"mtime"]) * 10**9)
+                entry.mtime_ns = int(Decimal(facts[b"mtime"].decode("ascii")) * 10**9)
             self._pax_sparse(entry, facts, records)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise LayerRefused(f"an extended header cannot be read: {error}") from None
         if entry.size < 0:
             raise LayerRefused("a file of negative size")
@@ -301,7 +308,7 @@ def _pax_records(data: bytes) -> list[tuple[bytes, bytes]]:
     return records
 
 
-def path_parts(name: bytes) -> tuple[bytes, ...]:
+def path_parts(name: bytes) -> Parts:
     """A name of the archive as folders and file; `..` is refused."""
     parts = tuple(part for part in name.split(b"/") if part not in (b"", b"."))
     if b".." in parts:
@@ -325,9 +332,14 @@ class Unpacker:
         """Only one id can be given to files: others' become ours, as engines without id ranges have it."""
         self._devices = devices
         self._archive = Archive(pieces, limits)
-        self._open: dict[tuple[bytes, ...], int] = {}
-        self._folder_times: dict[tuple[bytes, ...], int] = {}
+        self._open: dict[Parts, int] = {}
+        self._folder_times: dict[Parts, int] = {}
+        self._current: Parts = ()
         self._set_group_seen = False
+        self.implied: set[Parts] = set()
+        """Folders that something was put into and that no entry names."""
+        self.high_ids: set[int] = set()
+        """Owners beyond the ids that a slot has anyway."""
         self._ids = os.geteuid(), os.getegid()
         self.entries = self.bytes = 0
 
@@ -365,7 +377,9 @@ class Unpacker:
         if not parts:
             if entry.kind == b"5":
                 self._dress(self._root, entry)
+                self._folder_times[()] = entry.mtime_ns
             return
+        self._current = parts
         parent, name = self._folder(parts[:-1]), parts[-1]
         if name.startswith(WHITEOUT):
             self._white_out(parent, name)
@@ -380,7 +394,7 @@ class Unpacker:
         else:
             raise LayerRefused(f"an entry of unknown kind {entry.kind!r}")
 
-    def _folder(self, parts: tuple[bytes, ...], followed: int = 0) -> int:
+    def _folder(self, parts: Parts, followed: int = 0) -> int:
         """A descriptor of the folder, made where it is missing."""
         if not parts:
             return self._root
@@ -390,12 +404,13 @@ class Unpacker:
             self._open[parts] = fd
         return fd
 
-    def _enter(self, parent: int, parts: tuple[bytes, ...], followed: int) -> int:
+    def _enter(self, parent: int, parts: Parts, followed: int) -> int:
         name = parts[-1]
         try:
             return os.open(name, FOLDER, dir_fd=parent)
         except FileNotFoundError:
             os.mkdir(name, 0o755, dir_fd=parent)
+            self.implied.add(parts)
             return os.open(name, FOLDER, dir_fd=parent)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
@@ -477,7 +492,7 @@ class Unpacker:
         self._pieces.skip(left)
         os.ftruncate(fd, entry.real_size)
 
-    def _make_folder(self, parent: int, parts: tuple[bytes, ...], entry: Entry) -> None:
+    def _make_folder(self, parent: int, parts: Parts, entry: Entry) -> None:
         name = parts[-1]
         try:
             os.mkdir(name, 0o755, dir_fd=parent)
@@ -490,6 +505,7 @@ class Unpacker:
                 os.mkdir(name, 0o755, dir_fd=parent)
         self._dress(self._folder(parts), entry)
         self._folder_times[parts] = entry.mtime_ns
+        self.implied.discard(parts)
 
     def _hard_link(self, parent: int, name: bytes, entry: Entry) -> None:
         target = path_parts(entry.link)
@@ -520,7 +536,7 @@ class Unpacker:
             self._clear(parent, name)
             self._make_special(parent, name, entry)
         if self._must_own(entry):
-            with self._owner_errors():
+            with self._owner_errors(entry):
                 os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         path = os.path.join(b"/proc/self/fd/%d" % parent, name)
         if entry.kind != b"2":
@@ -540,7 +556,7 @@ class Unpacker:
     def _dress(self, fd: int, entry: Entry) -> None:
         """Owner, mode and attributes, in the order in which one does not undo the other."""
         if self._must_own(entry):
-            with self._owner_errors():
+            with self._owner_errors(entry):
                 os.fchown(fd, entry.uid, entry.gid)
         os.fchmod(fd, entry.mode)
         if entry.kind == b"5" and entry.mode & stat.S_ISGID:
@@ -549,15 +565,19 @@ class Unpacker:
             self._set_attribute(fd, key, value)
 
     def _must_own(self, entry: Entry) -> bool:
+        self.high_ids.update(number for number in (entry.uid, entry.gid) if number >= USUAL_IDS)
         return (entry.uid, entry.gid) != self._ids or self._set_group_seen
 
     @contextlib.contextmanager
-    def _owner_errors(self) -> Iterator[None]:
+    def _owner_errors(self, entry: Entry) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if not self._one_user or error.errno not in (errno.EINVAL, errno.EPERM):
+            if error.errno not in (errno.EINVAL, errno.EPERM):
                 raise
+            if not self._one_user:
+                owner = f"{entry.uid}:{entry.gid}, whose ids this user of the host may not use (see /etc/subuid)"
+                raise LayerRefused(f"{os.fsdecode(entry.name)[:200]!r} belongs to {owner}") from None
 
     def _set_attribute(self, where: int | bytes, key: bytes, value: bytes) -> None:
         if b".overlay." in key:
@@ -576,17 +596,20 @@ class Unpacker:
                 _remove_folder(keep, name)
             finally:
                 os.close(keep)
-            gone = [parts for parts in self._open if name in parts]
+            gone = [parts for parts in self._open if name in parts]  # also by another name, behind a link
             for parts in gone:
                 if self._open[parts] != parent:
                     os.close(self._open.pop(parts))
-            for parts in [parts for parts in self._folder_times if name in parts]:
-                del self._folder_times[parts]
+            here = self._current
+            self.implied = {parts for parts in self.implied if parts[: len(here)] != here}
+            self._folder_times = {
+                parts: time for parts, time in self._folder_times.items() if parts[: len(here)] != here
+            }
         else:
             os.unlink(name, dir_fd=parent)
 
 
-def _shown(parts: tuple[bytes, ...]) -> str:
+def _shown(parts: Parts) -> str:
     return repr(os.fsdecode(b"/".join(parts))[:200])
 
 

@@ -16,6 +16,10 @@ from typing import Any
 from ..faults import SlotError
 
 UID_RANGE = 65_536
+MOST_SLOTS = 599
+"""Of one server, as far as user ids go."""
+MOST_HIGH_IDS = 300
+"""The kernel takes 340 lines of an id map."""
 WORKDIR = "/workspace"
 """Where commands start when neither spec nor image says."""
 NAME_SERVERS_LIMIT = 10_000
@@ -105,7 +109,7 @@ def choose_uids(scratch: str) -> tuple[int, int]:
     used = _owners_of_processes()
     blocks = [RUN_UIDS[(number + i) % len(RUN_UIDS)] for i in range(len(RUN_UIDS))]
     free = [block for block in blocks if not any(block <= uid < block + RUN_UIDS.step for uid in used)]
-    return UID_RANGE * (16 + number % 100 * 600), (free or blocks)[0]
+    return UID_RANGE * (16 + number % 100 * (MOST_SLOTS + 1)), (free or blocks)[0]
 
 
 def _owners_of_processes() -> set[int]:
@@ -168,7 +172,19 @@ def _own_root(
         ("upper_size", f"{disk_mb}m" if disk_mb else None),
         ("uid_base", place.uid_base + index * UID_RANGE if level.idmap else None),
         ("uid_count", UID_RANGE if level.idmap or place.id_ranges else 1),
+        *_high_ids(level, place, image),
     ]
+
+
+def _high_ids(level: Level, place: Place, image: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """An image may have owners beyond the range of a slot: each gets an id of its own behind those of all slots."""
+    ids = (image or {}).get("high_ids") or []
+    if not ids or not level.idmap:
+        return []
+    if len(ids) > MOST_HIGH_IDS:
+        raise SlotError("image", f"{len(ids)} owners beyond {UID_RANGE} in one image: a slot can have {MOST_HIGH_IDS}")
+    first = place.uid_base + MOST_SLOTS * UID_RANGE
+    return [("high_ids", "".join(f"{number} {first + position} 1\n" for position, number in enumerate(ids)))]
 
 
 def _workdir(image: Mapping[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from ..faults import SlotError
 from ..host_files import NotPrivate
 from ..images.layer_store import LayerMissing, LayerStore
+from ..images.own_root import OwnImage
 from ..images.unpack import LayerRefused
 from ..images.user_ids import run_module
 from ..isolation.levels import Level
@@ -23,43 +24,79 @@ AT_ONCE = 3
 """Layers that are unpacked at the same time."""
 
 
+class Together:
+    """What all layers of an image say of it together."""
+
+    def __init__(self, store: LayerStore, diff_ids: list[str]) -> None:
+        notes = [store.notes(diff_id) for diff_id in diff_ids]
+        self.joined = [store.joined(diff_ids)] if any(note["implied"] for note in notes) else []
+        """The layer on top of them, where one is needed."""
+        self.high_ids = sorted({number for note in notes for number in note["high_ids"]})
+
+    def is_gone(self) -> bool:
+        """Whether that layer is missing: nobody made it yet, or it was removed with one of those below."""
+        return not all(map(os.path.isdir, self.joined))
+
+
+def _folder(path: str) -> dict[str, Any]:
+    if not os.path.isdir(path):
+        raise SlotError("image", f"the image {path!r} is not a folder of this host")
+    return {"key": path, "layers": [os.path.realpath(path)], "env": {}, "workdir": "", "user": ""}
+
+
 class ImageRequests:
     """The store behind one server."""
 
-    def __init__(self, store: LayerStore, max_bytes: int, level: Level) -> None:
+    def __init__(self, store: LayerStore, max_bytes: int, level: Level, own: OwnImage | None = None) -> None:
+        self.own = own
+        """The image of the container this server runs in."""
         self._store = store
         self._level = level
         self._max_bytes = max_bytes
         self._room: asyncio.Semaphore | None = None
+        self._together: dict[tuple[str, ...], Together] = {}
 
-    def resolve(self, name: str | None, image: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    async def resolve(self, name: str | None, image: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """What a slot is built from: the layers' folders, topmost first, and the image's settings."""
         if not name:
             return None
         if not self._level.namespaces:
             raise SlotError(
-                "image", f"a slot with an image needs namespaces, and slots here are isolated by {self._level.name}"
+                "image",
+                f"a slot with an image needs namespaces, and slots here are isolated by {self._level.name}"
+                + (" (SYS_ADMIN would give a container namespaces)" if self.own else ""),
             )
+        if self.own is not None and name == self.own.name:
+            return self.own.layers()
         if image is None:
-            if not os.path.isdir(name):
-                raise SlotError("image", f"the image {name!r} is not a folder of this host")
-            return {"key": name, "layers": [os.path.realpath(name)], "env": {}, "workdir": "", "user": ""}
+            return _folder(name)
         wanted = [str(diff_id) for diff_id in image["layers"]]
-        try:
-            paths = self._store.hold(wanted)
-        except LayerMissing:
-            missing = self._store.missing(wanted)
-            raise SlotError("layers", f"{len(missing)} layers of {name} are not on this host", layers=missing) from None
-        except LayerRefused as error:
-            raise SlotError("image", str(error)) from error
+        paths = self._hold(name, wanted)
+        key = tuple(wanted)
+        if key not in self._together or self._together[key].is_gone():
+            self._together[key] = Together(self._store, wanted)
+        together = self._together[key]
+        if together.is_gone():
+            asked = {"do": "join", "store": self._store.path, "overlay": self._store.overlay, "diff_ids": wanted}
+            await work_on_store(asked)
         return {
             "key": str(image["key"]),
-            "layers": list(dict.fromkeys(reversed(paths))),
+            "layers": [*together.joined, *dict.fromkeys(reversed(paths))],
+            "high_ids": together.high_ids,
             "env": {str(key): str(value) for key, value in image["env"].items()},
             "workdir": str(image["workdir"]),
             "user": str(image["user"]),
             "diff_ids": wanted,
         }
+
+    def _hold(self, name: str, wanted: list[str]) -> list[str]:
+        try:
+            return self._store.hold(wanted)
+        except LayerMissing:
+            missing = self._store.missing(wanted)
+            raise SlotError("layers", f"{len(missing)} layers of {name} are not on this host", layers=missing) from None
+        except LayerRefused as error:
+            raise SlotError("image", str(error)) from error
 
     def let_go(self, slots: Iterable[Slot]) -> None:
         """Other processes may remove layers that no slot stands on."""

@@ -45,7 +45,6 @@ class Service:
         *,
         facts: Mapping[str, Any],
         scratch: str,
-        own_image: str | None,
         images: ImageRequests,
     ) -> None:
         self.token = token
@@ -57,8 +56,6 @@ class Service:
         self.connections: set[Connection] = set()
         self.last_seen = time.monotonic()
         self.stopping = asyncio.Event()
-        self._own_image = own_image
-        """The container image this server runs in: a spec that names it asks for the root that is there already."""
         self._host_ops: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             "health": self._health,
             "slots": self._slots,
@@ -89,7 +86,7 @@ class Service:
             "server_version": SERVER_VERSION,
             "pid": os.getpid(),
             "slots": len(self.slots.all),
-            "image": self._own_image,
+            "image": self._images.own.name if self._images.own else None,
             **self._facts,
         }
 
@@ -159,9 +156,7 @@ class Service:
         if header.get("snapshot"):
             layers = self.snapshots.layers(str(header["snapshot"]))
         spec = dict(header["spec"])
-        if self._own_image is not None and spec.get("image") == self._own_image:
-            spec["image"] = None
-        spec["image"] = self._images.resolve(spec.get("image"), header.get("image"))
+        spec["image"] = await self._images.resolve(spec.get("image"), header.get("image"))
         lease = self.slots.lease(int(header["slot"]), str(header["task_id"]), spec, layers)
         # A client that is cancelled meanwhile must not leave a slot half built: the lease is finished or undone here.
         slot = await _finish_or_undo(asyncio.ensure_future(lease), self.slots)

@@ -58,3 +58,15 @@ def test_turn_rewards_must_fit_the_turns() -> None:
 def test_turn_rewards_are_centred_over_all_turns_of_the_group() -> None:
     assert turn_advantages([[1.0], [0.0, 2.0]], "mean") == [[0.0], [-1.0, 1.0]]
     assert turn_advantages([[], []], "mean") == [[], []]
+
+
+def test_a_deviation_that_is_only_rounding_is_none() -> None:
+    assert centered([0.5, 0.5 + 1e-9], "normalized") == [0.0, 0.0]
+    small, large = centered([0.0, 4e-6], "normalized")  # deviation 2e-6: small, and real
+    assert (small, large) == (-1.0, 1.0)
+
+
+def test_turns_are_centered_by_the_groups_baseline() -> None:
+    assert turn_advantages([[0.0], [4.0]], "mean") == [[-2.0], [2.0]]
+    assert turn_advantages([[0.0], [4.0]], "normalized") == [[-1.0], [1.0]]
+    assert turn_advantages([[], []], "mean") == [[], []]

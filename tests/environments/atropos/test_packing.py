@@ -127,3 +127,59 @@ def test_every_segment_is_delivered_exactly_once_in_groups_of_the_right_size(sha
     assert set(seen.values()) <= {1}
     assert sum(seen.values()) + packer.waiting == sum(len(shape) for shape in shapes)
     assert packer.waiting < 4
+
+
+def test_a_group_is_named_by_its_id_and_one_of_earlier_segments_by_its_number() -> None:
+    packer = Packer(2, "all")
+    names = []
+    for number in range(3):
+        pair = [rollout(f"a{number}", 0.0, [1, 2]), rollout(f"b{number}", 1.0, [1, 2])]
+        names += [group["generation_params"]["group_id"] for group in packer.pack(f"g{number}", pair, {"t": 1})]
+    assert names == ["g0", "g0-segments1", "g1", "g1-segments2", "g2", "g2-segments3"]
+
+
+def test_equal_scores_are_no_signal_only_when_they_must_differ_and_no_advantage_says_more() -> None:
+    same = [rollout("a", 1.0, [2]), rollout("b", 1.0, [2])]
+    assert len(Packer(2).pack("g", same, {})) == 1
+    with pytest.raises(GroupRejected, match=r"all 2 scores are 1\.0") as refused:
+        Packer(2).pack("g", same, {}, scores_must_differ=True)
+    assert refused.value.reason == "no_signal"
+    by_turn = [rollout("a", 1.0, [2], (0.0,)), rollout("b", 1.0, [2], (1.0,))]
+    [group] = Packer(2).pack("g", by_turn, {}, scores_must_differ=True)
+    assert group["advantages"] == [[0.0, 0.0, -1.0, -1.0], [0.0, 0.0, 1.0, 1.0]]
+
+
+def test_the_default_advantages_are_normalized_and_every_policy_is_the_one_that_was_chosen() -> None:
+    pair = [rollout("a", 0.0, [1, 1]), rollout("b", 4.0, [1, 1])]
+    assert Packer(2).pack("g", pair, {})[0]["advantages"] == [[0.0, 0.0, -1.0], [0.0, 0.0, 1.0]]
+    assert Packer(2, "all", "mean").pack("g", pair, {})[0]["advantages"] == [[0.0, 0.0, -2.0], [0.0, 0.0, 2.0]]
+    turns = [rollout("a", 0.0, [1], (0.0,)), rollout("b", 0.0, [1], (4.0,))]
+    assert Packer(2, "all", "mean").pack("g", turns, {})[0]["advantages"] == [[0.0, 0.0, -2.0], [0.0, 0.0, 2.0]]
+    last = Packer(2, "last")
+    [group] = last.pack("g", pair, {})
+    assert group["generation_params"]["segments"] == [1, 1]
+    assert last.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "policy", "reason", "says"),
+    [
+        ([rollout("a", 1.0, [1])], "all", "size", "1 rollouts in a group of 2"),
+        ([rollout("a", 1.0, [1, 1]), rollout("b", 1.0, [1])], "forbid", "segments", "a rollout has several segments"),
+        ([rollout("a", 1.0, []), rollout("b", 1.0, [1])], "all", "untrained", "rollout a has no tokens"),
+        ([rollout("a", None, [1]), rollout("b", 1.0, [1])], "all", "types", "rollout a has no score"),
+    ],
+)
+def test_what_is_refused_is_refused_by_name(rollouts, policy, reason, says) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(GroupRejected) as refused:
+        Packer(2, policy).pack("g", rollouts, {})
+    assert refused.value.reason == reason
+    assert str(refused.value).startswith(says)
+
+
+def test_messages_are_handed_on_as_they_are_and_no_override_is_none() -> None:
+    told = rollout("a", 0.0, [1])
+    told.record.messages[:] = [{"role": "user", "content": "hi"}, {"role": "assistant"}]
+    [group] = Packer(2).pack("g", [told, rollout("b", 1.0, [1])], {})
+    assert group["messages"][0] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]
+    assert group["group_overrides"] == {}

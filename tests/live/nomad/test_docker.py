@@ -78,6 +78,7 @@ async def test_docker_keeps_every_promise_of_its_level(make_config, agent, clust
 
 
 async def test_a_spec_may_name_the_image_of_its_hosts(make_config, image):
-    config = make_config({"driver": "docker"}, spec=SandboxSpec(image=image), min_hosts=0)
+    config = make_config({"driver": "docker", **CAPABLE}, spec=SandboxSpec(image=image), min_hosts=0)
     async with SlotPool.from_config(config) as pool, pool.lease("t", timeout_s=60) as box:
-        assert "Debian" in (await box.exec("cat /etc/os-release")).output
+        assert "Debian" in (await box.exec("cat /etc/os-release; ls -A /boot /home /root")).output
+        assert "NOMAD" not in (await box.exec("env")).output

@@ -149,6 +149,20 @@ def test_a_layer_is_unpacked_once_however_many_want_it(tmp_path: Path) -> None:
     assert len(list((tmp_path / "user/layers" / hex_of(digest(layer))).iterdir())) == 300
 
 
+def test_layers_that_are_unpacked_at_the_same_time_leave_each_other_alone(tmp_path: Path) -> None:
+    owner = {"uid": os.getuid(), "gid": os.getgid()}
+    layers = [pack([entry("own", data=os.urandom(100), **owner)]) for _ in range(200)]
+    LayerStore(str(tmp_path), "user").make()
+
+    def put_here(layer: bytes) -> bool:
+        store = LayerStore(str(tmp_path), "user")
+        return store.put(digest(layer), None, Limits(), io.BytesIO(layer), GB)["had"]
+
+    with ThreadPoolExecutor(8) as several:
+        assert list(several.map(put_here, layers)) == [False] * len(layers)
+    assert list((tmp_path / "user/drafts").iterdir()) == []
+
+
 def test_the_layers_used_longest_ago_go_and_none_in_use(tmp_path: Path) -> None:
     layers = [pack([entry("data", data=bytes([n]) * (1 << 20))]) for n in range(4)]
     for number, layer in enumerate(layers):

@@ -1,4 +1,6 @@
-"""The tree in a slot equals the tree that umoci unpacks: path, type, mode, owner, link target, attributes, content."""
+"""The tree in a slot equals the tree that umoci unpacks and the one that podman gives a container: path, type, mode,
+owner, link target, attributes, times, content. As root, and as an ordinary user with podman as that user beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,12 @@ import pytest
 
 from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 from sandbox_pool.config import ImageSettings
+from sandbox_pool.errors import ImageError
 from support.image_layouts import Made, entry, folder, link, pack
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.getuid() != 0, reason="only root can look into slots from outside"),
     pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed"),
 ]
@@ -39,6 +45,11 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
+def same(name: str, target: str, **facts: Any) -> tuple[tarfile.TarInfo, bytes]:
+    """Another name of a file, with its owner and mode, as every program writes it."""
+    return entry(name, tarfile.LNKTYPE, linkname=target, **facts)
+
+
 def whiteouts(base: bytes) -> Made:
     lower = [folder("d"), *(entry(f"d/{n}", data=b"1") for n in range(50)), folder("o"), entry("o/old", data=b"1")]
     lower += [folder("f"), folder("f/deep"), entry("f/deep/x", data=b"1"), entry("plain", data=b"1")]
@@ -52,7 +63,7 @@ def odd(base: bytes) -> Made:
     entries = [
         folder("odd", mode=0o2775, gid=50), entry("odd/set-id", data=b"#", mode=0o6755),
         entry("odd/\udcff\udcfe name\n", data=b"bytes"), entry("odd/owned", data=b"o", uid=33, gid=34, mode=0o400),
-        link("odd/hard", "odd/owned", tarfile.LNKTYPE), link("odd/soft", "/nowhere/../x"),
+        same("odd/hard", "odd/owned", uid=33, gid=34, mode=0o400), link("odd/soft", "/nowhere/../x"),
         entry("odd/pipe", tarfile.FIFOTYPE), entry("odd/holes", data=hole), folder("odd/closed", mode=0o000),
         entry("odd/closed/in", data=b"x", uid=1000, gid=1000), entry("odd/capable", data=b"c", mode=0o755,
         xattrs={"security.capability": CAPABILITY}), entry("odd/noted", data=b"n", xattrs={"user.note": "kept"}),
@@ -79,12 +90,140 @@ def debian_file(layer: bytes, name: str) -> bytes:
         return file.read()
 
 
-@pytest.fixture(params=["debian", "python app", "whiteouts", "odd", "sixty"])
-def made(request: pytest.FixtureRequest, base: bytes) -> Made:
+def replaced(base: bytes) -> Made:
+    """Folders become files, links and folders again; whiteouts and opaque folders across several layers."""
+    first = [folder("a"), entry("a/1", data=b"1"), folder("b"), entry("b/1", data=b"1"), entry("c", data=b"c")]
+    first += [link("d", "b"), folder("e", mode=0o700), folder("e/in"), entry("e/in/1"), link("f", "nowhere")]
+    first += [entry("h1", data=b"hard"), same("h2", "h1"), same("h3", "h1")]
+    first += [folder("o"), folder("o/p"), entry("o/p/1", data=b"1"), entry("o/1", data=b"1")]
+    second = [entry("a", data=b"now a file"), link("b", "c"), folder("c", mode=0o750, gid=7), entry("c/2", data=b"2")]
+    second += [folder("d"), entry("d/2", data=b"2"), entry("e/.wh.in"), entry("f", data=b"f"), entry(".wh.h2")]
+    second += [folder("o"), entry("o/.wh..wh..opq"), folder("o/p"), entry("o/p/2", data=b"2")]
+    third = [folder("a", mode=0o711), entry("a/3", data=b"3"), folder("b"), entry("b/3"), entry("c/.wh.2")]
+    third += [folder("e"), folder("e/in", mode=0o1777), entry("e/in/3"), entry(".wh.f"), entry("h2", data=b"new")]
+    third += [folder("o"), folder("o/p"), entry("o/p/3"), entry("o/1", data=b"back"), entry(".wh.never-there")]
+    return Made([base, pack(first), pack(second), pack(third)])
+
+
+def named(base: bytes) -> Made:
+    """Names of every length and form, as each dialect of tar writes them."""
+    deep = "/".join(["deep" * 10] * 12)
+    names = [
+        "n" * 255,
+        "ü" * 127,
+        "e\u0301",
+        "\udc80\udcff",
+        " ",
+        "-rf",
+        "a\\b",
+        "tab\there",
+        "new\nline",
+        "*?[",
+        "\x7f\x01",
+    ]
+    layers = []
+    for number, form in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):
+        top = f"names{number}"
+        entries = [folder(top), *(entry(f"{top}/{name}", data=name.encode(errors="surrogateescape")) for name in names)]
+        entries += [link(f"{top}/to", "t" * 300), same(f"{top}/hard", f"{top}/{'n' * 255}")]
+        parts = deep.split("/")
+        entries += [folder(f"{top}/{'/'.join(parts[:depth])}") for depth in range(1, len(parts) + 1)]
+        layers.append(pack([*entries, entry(f"{top}/{deep}/x", data=b"deep")], form=form))
+    ustar = [folder("u"), folder(f"u/{'v' * 90}"), entry(f"u/{'v' * 90}/{'w' * 99}", data=b"prefix")]
+    return Made([base, *layers, pack(ustar, form=tarfile.USTAR_FORMAT)])
+
+
+def repeated(base: bytes) -> Made:
+    """The same name twice in a layer, the same layer twice, empty layers."""
+    twice = [entry("t", data=b"first", mode=0o600), folder("u"), entry("u/x"), entry("t", data=b"second", mode=0o640)]
+    twice += [entry("u", data=b"u is a file"), link("v", "t"), folder("v"), entry("v/in"), folder("v", mode=0o700)]
+    twice += [entry("w", data=b"w"), same("w", "t", mode=0o640), entry("x/late/1"), folder("x"), folder("x/late")]
+    empty = pack([])
+    removed = pack([entry(".wh.t"), entry(".wh.v")])
+    return Made([base, empty, pack(twice), removed, empty, pack(twice)])
+
+
+def implied(base: bytes) -> Made:
+    """Folders that a layer puts something into without naming them: they stay as they are below, links included."""
+    lower = [folder("tmp", mode=0o1777), folder("own", mode=0o2750, uid=12, gid=34), folder("own/deep", mode=0o700)]
+    lower += [folder("real"), entry("real/1", data=b"1"), link("linked", "real"), link("far", "/real"), folder("x")]
+    upper = [
+        entry("tmp/file"),
+        entry("own/deep/file", data=b"2"),
+        entry("fresh/made/file"),
+        entry("linked/2", data=b"2"),
+    ]
+    upper += [entry("far/3", data=b"3"), entry("x/.wh.nothing")]
+    return Made([base, pack(lower), pack(upper), pack([entry("own/third"), entry("fresh/made/again")])])
+
+
+def written_by_tar(base: bytes, tmp_path: Path) -> Made:
+    """Sparse files, access lists, capabilities, times and owners as GNU tar writes them, in both of its dialects.
+
+    The engines refuse sparse files in GNU's own dialect; tests of unpacking have those.
+    """
+    root = tmp_path / "written"
+    root.mkdir()
+    layers = []
+    for number, form in enumerate(("--format=gnu", "--format=pax")):
+        top = root / f"tar{number}"
+        top.mkdir()
+        with (top / "holes").open("wb") as file:
+            for offset in range(0, 40 << 20, 4 << 20):
+                file.seek(offset)
+                file.write(b"data")
+            file.truncate(50 << 20)
+        (top / "exact").write_bytes(b"x")
+        os.utime(top / "exact", ns=(1_700_000_000_123_456_789, 1_700_000_000_123_456_789))
+        (top / "old").write_bytes(b"x")
+        os.utime(top / "old", (-1000, -1000))
+        (top / "listed").write_bytes(b"acl")
+        subprocess.run(["setfacl", "-m", "u:1000:rw,g:50:r", top / "listed"], check=True)
+        os.chown(top / "exact", 65534, 60000)
+        (top / "bound").write_bytes(b"c")
+        subprocess.run(["setcap", "cap_net_raw+ep", top / "bound"], check=True)
+        os.mknod(top / "device", 0o640 | stat.S_IFCHR, os.makedev(1, 5))
+        os.mknod(top / "block", 0o640 | stat.S_IFBLK, os.makedev(7, 300))
+        words = ["--numeric-owner", *(["--sparse", "--xattrs", "--xattrs-include=*", "--acls"] if number else [])]
+        done = subprocess.run(["tar", "-C", root, form, *words, "-c", top.name], check=True, capture_output=True)
+        layers.append(done.stdout)
+    return Made([base, *layers])
+
+
+def high_ids(base: bytes) -> Made:
+    return Made([base, pack([entry("high", data=b"h", uid=70_000, gid=1_000_000), folder("h", uid=2_000_000_000)])])
+
+
+SMALL = {
+    "whiteouts": whiteouts,
+    "odd": odd,
+    "sixty": sixty,
+    "replaced": replaced,
+    "named": named,
+    "repeated": repeated,
+    "implied": implied,
+    "high ids": high_ids,
+}
+
+
+@pytest.fixture(params=["debian", "python app", *SMALL, "written by tar"])
+def made(request: pytest.FixtureRequest, base: bytes, tmp_path: Path) -> Made:
     if request.param in ("debian", "python app"):
         layer = request.getfixturevalue("debian")
         return Made([layer]) if request.param == "debian" else python_app(layer)
-    return {"whiteouts": whiteouts, "odd": odd, "sixty": sixty}[request.param](base)
+    if request.param == "written by tar":
+        if shutil.which("setfacl") is None or shutil.which("setcap") is None:
+            pytest.skip("setfacl (acl) or setcap (libcap2-bin) is not installed")
+        return written_by_tar(base, tmp_path)
+    return SMALL[request.param](base)
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="hrl-same-tree-", dir="/var/tmp") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +248,34 @@ def tree(root: str, *enter: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def in_podman(name: str, user: str | None) -> dict[str, Any]:
+    """The tree of a container that podman made, looked at with the container's ids."""
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not installed")
+    with tempfile.TemporaryDirectory(prefix="hrl-podman-", dir="/var/tmp", ignore_cleanup_errors=True) as work:
+        storage = ["podman", "--root", f"{work}/root", "--runroot", f"{work}/run", "--storage-driver", "vfs"]
+        become, environment = [], {**os.environ, "HOME": work, "XDG_RUNTIME_DIR": work}
+        if user:
+            shutil.chown(work, user)
+            become = ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups"]
+
+        def run(*words: str) -> str:
+            done = subprocess.run(
+                [*become, *words], check=True, capture_output=True, text=True, env=environment, cwd="/"
+            )
+            return done.stdout.strip()
+
+        try:
+            image = run(*storage, "pull", "--quiet", name)
+            container = run(*storage, "create", "--network=none", image, "true")
+            enter = [*storage, "unshare"] if user else []
+            look = f'cd "$("$@" mount {container})" && exec python3 -c "$0" .'
+            return json.loads(run(*enter, "sh", "-c", look, WALKER.read_text(), *storage))
+        finally:
+            remove = [*storage, "unshare"] if user else []
+            subprocess.run([*become, *remove, "rm", "-rf", f"{work}/root"], env=environment, cwd="/", check=False)
+
+
 def unpacked_by_umoci(name: str, bundle: Path) -> dict[str, Any]:
     subprocess.run(["umoci", "unpack", "--image", name[4:], str(bundle)], check=True, capture_output=True)
     return tree(str(bundle / "rootfs"))
@@ -126,15 +293,37 @@ def slot_process(server: int) -> int:
     return next(pid for pid, (up, name) in parents.items() if name == "slot-init" and parents[up][0] == server)
 
 
+def differences(seen: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, Any]:
+    """Paths with what is there and what should be; apart from folders that a slot has and the image lacks."""
+    ours = {b"tmp".hex(), b"workspace".hex(), b"etc".hex()} - wanted.keys()
+    paths = {*seen, *wanted} - ours
+    return {bytes.fromhex(p): (seen.get(p), wanted.get(p)) for p in paths if seen.get(p) != wanted.get(p)}
+
+
 @pytest.mark.parametrize("who", ["root", "ordinary"])
-async def test_the_slot_is_the_image(made: Made, who: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    name = made.layout(tmp_path / "image")
-    wanted = unpacked_by_umoci(name, tmp_path / "bundle")
+async def test_the_slot_is_the_image(
+    made: Made, who: str, open_path: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    name = made.layout(open_path / "image")
     options: dict[str, Any] = {}
     store = Path("/var/tmp") / f"hrl-same-tree-{os.getpid()}-{who}"
     if who == "ordinary":
-        user = pwd.getpwnam(request.getfixturevalue("ordinary"))
-        options = {"user": user.pw_name, "python": "/usr/bin/python3"}
+        user = request.getfixturevalue("ordinary")
+        options = {"user": user, "python": "/usr/bin/python3"}
+        judges = {"podman": lambda: in_podman(name, user)}
+    else:
+        judges = {
+            "umoci": lambda: unpacked_by_umoci(name, tmp_path / "bundle"),
+            "podman": lambda: in_podman(name, None),
+        }
+    wanted: dict[str, dict[str, Any]] = {}
+    refused = ""
+    for judge, ask in judges.items():
+        try:
+            wanted[judge] = ask()
+        except subprocess.CalledProcessError as error:
+            print(f"{judge} refuses this image: {error.stderr[-300:]!r}")
+            refused = str(error.stderr)
     config = PoolConfig(
         slots_per_host=1,
         max_hosts=1,
@@ -143,15 +332,19 @@ async def test_the_slot_is_the_image(made: Made, who: str, tmp_path: Path, reque
         images=ImageSettings(store_dir=store),
     )
     try:
-        async with SlotPool.from_config(config) as pool, pool.lease("t", SandboxSpec(image=name)) as box:
-            pid = slot_process(box.host_info.pid)
-            seen = tree(f"/proc/{pid}/root", "nsenter", "-t", str(pid), "-U", "-S", "0", "-G", "0")
-            made_by_us = {b"tmp".hex(), b"workspace".hex(), b"etc".hex()} - wanted.keys()
+        async with SlotPool.from_config(config) as pool:
+            if "insufficient UIDs" in refused:
+                with pytest.raises(ImageError, match="/etc/subuid"):
+                    await pool.acquire("t", SandboxSpec(image=name))
+                return
+            async with pool.lease("t", SandboxSpec(image=name)) as box:
+                pid = slot_process(box.host_info.pid)
+                seen = tree(f"/proc/{pid}/root", "nsenter", "-t", str(pid), "-U", "-S", "0", "-G", "0")
     finally:
         shutil.rmtree(store, ignore_errors=True)
-    seen = {path: facts for path, facts in seen.items() if path not in made_by_us}
-    different = {
-        bytes.fromhex(p): (seen.get(p), wanted.get(p)) for p in {*seen, *wanted} if seen.get(p) != wanted.get(p)
-    }
-    assert different == {}
+    if not wanted:
+        wanted["umoci"] = unpacked_by_umoci(name, tmp_path / "bundle")
+    found = {judge: differences(seen, tree) for judge, tree in wanted.items()}
+    assert {judge: paths for judge, paths in found.items() if paths} == {}
+    assert wanted
     assert len(seen) > 20

@@ -97,6 +97,35 @@ async def test_layers_hide_replace_and_merge(pool: SlotPool, base: bytes, tmp_pa
     assert listed.output == "d: kept new\nopaque: young\nagain: young\nfile-to-folder: y\nsecond2"
 
 
+async def test_folders_that_a_layer_does_not_name_are_those_of_the_layers_below(
+    pool: SlotPool, base: bytes, tmp_path: Path
+) -> None:
+    lower = [folder("own", mode=0o2750, uid=12, gid=34), folder("real"), entry("real/1"), link("linked", "/real")]
+    upper = [entry("own/deep/file"), entry("linked/2", data=b"two\n"), entry("linked/new/3")]
+    top = [entry("own/.wh.nothing"), entry("linked/2", data=b"newer\n")]
+    name = Made([base, pack(lower), pack(upper), pack(top)]).layout(tmp_path)
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        result = await box.exec("stat -c '%a %u:%g %F' /own /own/deep /linked /real/new; cat /linked/2; ls /real")
+    assert result.output.splitlines() == [
+        "2750 12:34 directory",
+        "755 0:0 directory",
+        "777 0:0 symbolic link",
+        "755 0:0 directory",
+        "newer",
+        "1",
+        "2",
+        "new",
+    ]
+
+
+async def test_owners_beyond_the_usual_ids_are_kept(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
+    layers = [base, pack([entry("high", uid=70_000, gid=2_000_000_000)]), pack([folder("h", uid=1_000_000)])]
+    name = Made(layers, {"User": "70000"}).layout(tmp_path)
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        result = await box.exec("stat -c %u:%g /high /h; id -u; echo mine > /high && cat /high")
+    assert result.output.split() == ["70000:2000000000", "1000000:0", "70000", "mine"]
+
+
 async def test_odd_entries_arrive_as_they_are(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
     capability = b"\1\0\0\2\0\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0".decode("latin1")
     layer = pack(

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from sandbox_pool.journal.gc import collect_orphans, default_place
+from sandbox_pool.journal.gc import claim_running, collect_orphans, default_place
 from sandbox_pool.journal.journal import Journal, JournalHost
 from sandbox_pool.journal.owner import this_process
 from support.pool_fake_host import FakePlace, FakeServer
@@ -109,3 +109,31 @@ async def test_an_owner_without_a_readable_name_counts_as_none(journal, place, t
     place.owner = "who knows"
     report = await collect_orphans(journal, tmp_path, ME, places=[("fakes:Place", SETTINGS)])
     assert [action.done for action in report.actions] == ["destroyed"]
+
+
+def test_of_two_pools_that_start_together_one_takes_over_a_dead_ones_host(journal):
+    other = dataclasses.replace(ME, pid=ME.pid + 1)
+    record(journal, "h1", DEAD)
+    journal.running("h1", address="a", slots=1, isolation="plain")
+    wanted = {"provider": "fakes:Place", "settings": SETTINGS, "spec_key": "key", "limit": 4}
+    assert claim_running(journal, ME, **wanted) == ["h1"]
+    assert [host.owner for host in journal.hosts()] == [ME.tag()]
+    # The other looked at the journal before that, and still believes that the owner is dead.
+    assert not journal.claim("h1", dead=DEAD.tag(), claimant=other)
+    assert claim_running(journal, other, **wanted) == []
+
+
+def test_a_host_that_another_took_first_is_not_taken_over(journal, monkeypatch):
+    record(journal, "h1", DEAD)
+    journal.running("h1", address="a", slots=1, isolation="plain")
+    monkeypatch.setattr(journal, "claim", lambda *_, **__: False)
+    assert claim_running(journal, ME, provider="fakes:Place", settings=SETTINGS, spec_key="key", limit=4) == []
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_no_more_hosts_are_taken_over_than_wanted(journal, limit):
+    for name in ("h1", "h2", "h3"):
+        record(journal, name, DEAD)
+        journal.running(name, address="a", slots=1, isolation="plain")
+    taken = claim_running(journal, ME, provider="fakes:Place", settings=SETTINGS, spec_key="key", limit=limit)
+    assert taken == ["h1", "h2", "h3"][:limit]

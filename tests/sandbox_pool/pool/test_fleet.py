@@ -321,3 +321,25 @@ async def test_a_host_that_was_started_otherwise_is_not_taken_over(make_pool, mo
         monkeypatch.setattr("sandbox_pool.pool.pool.this_process", this_process)
         async with make_pool(place, min_isolation="landlock") as second:
             assert name not in [host.name for host in second.status().hosts]
+
+
+async def test_who_loses_a_host_before_anything_ran_keeps_the_first_place_in_line(make_pool):
+    place = FakePlace(slots=1)
+    order = []
+
+    async def take(pool, name):
+        lease = await pool.acquire(name, timeout_s=30)
+        order.append(name)
+        await lease.release()
+
+    async with make_pool(place, max_hosts=1) as pool:
+        server = place.server
+        held = server.hold("lease")
+        first = asyncio.create_task(take(pool, "first"))
+        await eventually(lambda: ("lease", 0, "first", None) in server.calls)
+        second = asyncio.create_task(take(pool, "second"))
+        await eventually(lambda: pool.status().waiting == 1)
+        server.crash()
+        held.set()
+        await asyncio.gather(first, second)
+    assert order == ["first", "second"]

@@ -50,7 +50,7 @@ async def test_a_context_that_does_not_exist_is_named(no_engine, tmp_path):
 def test_gpus_are_asked_for_as_each_engine_wants_it(tmp_path, gpus, docker, podman):
     context = ProviderContext(owner="machine_boot_ns_1_1", slots=1, state_dir=tmp_path)
     requested = [
-        load_provider(kind, context, {"gpus": gpus})._config("n", "i", shared=False)["HostConfig"]
+        load_provider(kind, context, {"gpus": gpus})._config("n", "i", {}, shared=False)["HostConfig"]
         for kind in ("docker", "podman")
     ]
     assert requested[0]["DeviceRequests"] == [{**docker, "Capabilities": [["gpu"]]}]

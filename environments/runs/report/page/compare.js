@@ -26,7 +26,7 @@ function drawFigures(found) {
     tile("Mean score of A", fixed(found.mean_a), found.name_a), tile("Mean score of B", fixed(found.mean_b), found.name_b),
     tile("Matched items", whole(found.matched), found.only_a.length + " only in A, " + found.only_b.length + " only in B"),
     tile("Wins, losses, ties", found.wins + " / " + found.losses + " / " + found.ties, "sign test p = " + found.p_value.toPrecision(2)),
-    tile("Flips", found.fixed.length + " fixed, " + found.broken.length + " broken", "solved never, then always; or the other way"));
+    tile("Fixed, broken", found.fixed.length + " / " + found.broken.length, "solved never, then always; or the other way"));
   replace(byId("changes"), bars([...["better", "worse", "same", "unscored"].map((name) => [CHANGES[name], { count: data.items.filter((item) => changeOf(item) === name).length, kind: KIND[name] }]),
     ["fixed", { count: found.fixed.length, kind: "good" }], ["broken", { count: found.broken.length, kind: "bad" }]], data.items.length),
     found.difference_if_zero !== null && h("p", { class: "meta" }, "If lost rollouts counted 0, the difference would be " + signed(found.difference_if_zero) + "."));

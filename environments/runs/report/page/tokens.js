@@ -1,8 +1,9 @@
 // Tokens of a segment: what was given, what the template wrote, what was sampled, and what the update will push.
 
 const TOKENS_AT_ONCE = 3000;
-const COLOURINGS = { logprob: "logprob", mask: "mask", advantage: "advantage", weights: "weights version" };
+const COLOURINGS = { logprob: "logprob", entropy: "entropy", mask: "mask", advantage: "advantage", weights: "weights version" };
 const LOGPROB_STEPS = [0.05, 0.2, 0.5, 1, 2, 4, 7];
+const ENTROPY_STEPS = [0.02, 0.1, 0.3, 0.7, 1.2, 2, 3];
 const ADVANTAGE_STEPS = [0.05, 0.5, 1.2];
 
 /** Everything about one token; spans and logprobs are walked once for the whole segment. */
@@ -17,7 +18,9 @@ function readSegment(segment, number, rollout, detail) {
     const trained = stretch % 2 === 1;
     const perTurn = rollout.turn_advantages || [];
     const advantage = trained && rollout.advantage !== undefined ? (perTurn.length ? perTurn[turn - 1] : rollout.advantage) : null;
-    tokens.push({ id, pieces, position, kind, turn, weights, trained, advantage, logprob: kind === "sampled" ? segment.logprobs[sampled++] : null, difference: found.get(position) });
+    const place = kind === "sampled" ? sampled++ : -1;
+    const logprob = place < 0 ? null : segment.logprobs[place], entropy = place < 0 || !segment.entropies ? null : segment.entropies[place];
+    tokens.push({ id, pieces, position, kind, turn, weights, trained, advantage, logprob, entropy, difference: found.get(position) });
   });
   return tokens;
 }
@@ -34,12 +37,14 @@ function tokenColour(token, by, versions) {
   if (by === "mask") return token.trained ? "t-trained" : "";
   if (by === "weights") return token.weights ? "t-w" + (versions.indexOf(token.weights) % 6) : "";
   if (by === "advantage") return token.advantage === null || Math.abs(token.advantage) <= ADVANTAGE_STEPS[0] ? "" : (token.advantage > 0 ? "t-up" : "t-down") + step(ADVANTAGE_STEPS, Math.abs(token.advantage));
+  if (by === "entropy") return token.entropy === null ? "" : "t-p" + step(ENTROPY_STEPS, token.entropy);
   return token.logprob === null ? "" : "t-p" + step(LOGPROB_STEPS, -token.logprob);
 }
 
 function tokenWords(token) {
   const words = ["id " + token.id, JSON.stringify(pieceText(token)), "position " + token.position, token.kind === "glue" ? "template" : token.kind];
   words.push(token.logprob === null ? "no logprob" : "logprob " + token.logprob.toFixed(4) + " (" + percent(Math.exp(token.logprob)) + ")");
+  if (token.kind === "sampled") words.push(token.entropy === null ? "entropy not known" : "entropy at least " + token.entropy.toFixed(3));
   words.push(token.trained ? "mask: trained" : "mask: -100, not trained");
   if (token.advantage !== null) words.push("advantage " + token.advantage.toFixed(3));
   if (token.weights) words.push("weights " + token.weights);
@@ -52,6 +57,7 @@ function legend(by, versions) {
   if (by === "mask") return [key("t-trained", "trained"), key("", "masked")];
   if (by === "weights") return versions.map((version, place) => key("t-w" + (place % 6), "weights " + version));
   if (by === "advantage") return [key("t-down3", "pushed down"), key("", "no push"), key("t-up3", "pushed up")];
+  if (by === "entropy") return [key("t-p0", "sure"), key("t-p4", "0.7 to 1.2 nats"), key("t-p7", "over 3 nats")];
   return [key("t-p0", "certain"), key("t-p3", "37 to 61 %"), key("t-p7", "under 0.1 %")];
 }
 
@@ -102,7 +108,8 @@ function weightsOf(detail) {
 
 function colourChoice(detail, current, onChange) {
   const versions = weightsOf(detail);
-  const options = Object.entries(COLOURINGS).filter(([name]) => name !== "weights" || versions.length);
+  const told = detail.tokens.some((segment) => segment.entropies);
+  const options = Object.entries(COLOURINGS).filter(([name]) => (name !== "weights" || versions.length) && (name !== "entropy" || told));
   const select = h("select", { class: "colour", "aria-label": "Colour tokens by", onchange: () => onChange(select.value) },
     options.map(([name, words]) => h("option", { value: name, selected: name === current }, "by " + words)));
   return h("div", { class: "legend" }, select, legend(current, versions), h("span", {}, h("i", { class: "swatch key k-glue" }), "template"), h("span", {}, h("i", { class: "swatch key k-given" }), "given"));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -217,6 +218,51 @@ def scale_out_answer(weight_versions: Any) -> dict[str, Any]:
         "weight_versions": weight_versions,
     }
     return {"request_id": "r", "choices": [choice], "prompt_logprobs": None}
+
+
+EVEN = [math.log(1 / 8)] * 6
+"""The likeliest six of eight tokens that are equally likely; the other two count as one."""
+TOLD = -6 / 8 * math.log(1 / 8) - 2 / 8 * math.log(2 / 8)
+
+
+def completions_answer(tops: list[dict[str, float] | None]) -> dict[str, Any]:
+    """As vLLM answers at /v1/completions."""
+    logprobs = {"token_logprobs": [-0.5] * len(tops), "top_logprobs": tops}
+    choice = {"token_ids": [7] * len(tops), "logprobs": logprobs, "finish_reason": "stop"}
+    return {"choices": [choice], "data": [{"id": "m"}]}
+
+
+def llamacpp_answer(tops: list[list[float]]) -> dict[str, Any]:
+    """As llama.cpp answers at /completion."""
+    entries = [
+        {"id": 7, "logprob": -0.5, "top_logprobs": [{"id": n, "logprob": p} for n, p in enumerate(top)]} for top in tops
+    ]
+    return {"tokens": [7] * len(tops), "completion_probabilities": entries, "stop_type": "eos", "model": "m"}
+
+
+async def entropies_from(serve, backend_class, answer):
+    server = await serve(answer)
+    backend = backend_class(server.url)
+    generation = await backend.generate(PROMPT, Sampling())
+    await backend.close()
+    return generation.entropies
+
+
+async def test_entropies_are_those_of_the_likeliest_tokens_where_the_server_tells_them(serve):
+    named = {f"t{n}": p for n, p in enumerate(EVEN)}
+    for told in (
+        await entropies_from(serve, VllmBackend, completions_answer([named, None])),
+        await entropies_from(serve, LlamaCppBackend, llamacpp_answer([EVEN, EVEN[:1]])),
+    ):
+        assert told[0] == pytest.approx(TOLD)
+        assert told[0] < math.log(8), "never more than the true one"
+        assert told[1] is None
+
+
+async def test_one_or_two_tokens_tell_no_entropy(serve):
+    assert await entropies_from(serve, VllmBackend, completions_answer([{"a": -0.5, "b": -1.0}])) == []
+    assert await entropies_from(serve, LlamaCppBackend, llamacpp_answer([[-0.5]])) == []
+    assert await entropies_from(serve, VllmScaleOutBackend, scale_out_answer(None)) == []
 
 
 async def test_weights_are_kept_for_each_range_of_tokens(serve):

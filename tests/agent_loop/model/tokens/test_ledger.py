@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.model.contract import WeightsSpan
 from agent_loop.model.tokens.ledger import MASKED, NO_LOGPROB, Ledger, LedgerError
 from agent_loop.records.record import RolloutRecord
 from agent_loop.records.verify import CHECKS
@@ -85,3 +86,32 @@ def test_a_prompt_that_was_not_sent_is_noticed():
     ledger, _ = play([])
     with pytest.raises(LedgerError, match="not the prompt that was sent"):
         ledger.sampled([2], [-0.1], sent=[99], finish_reason="stop")
+
+
+def test_a_stored_call_says_all_that_the_server_said():
+    ledger, spans = Ledger(), (WeightsSpan("7", 0, 2),)
+    ledger.begin([1])
+    ledger.sampled(
+        [2, 3],
+        [-0.1, None],
+        sent=[1],
+        finish_reason="stop",
+        duration_s=0.5,
+        weights_version="7",
+        weights_spans=spans,
+        temperature=0.7,
+    )
+    ledger.extend([4])
+    ledger.sampled([5], [-0.2], sent=[1, 2, 3, 4], finish_reason="length")
+    first, second = ledger.sampled_calls()
+    assert (first.finish_reason, first.duration_s, first.temperature) == ("stop", 0.5, 0.7)
+    assert (first.weights_version, first.weights_spans) == ("7", list(spans))
+    assert (second.finish_reason, second.duration_s, second.temperature) == ("length", 0.0, None)
+    assert (second.weights_version, second.weights_spans) == (None, [])
+
+
+def test_another_prompt_than_was_sent_is_refused_in_words():
+    ledger = Ledger()
+    ledger.begin([1])
+    with pytest.raises(LedgerError, match=r"^the prompt in the ledger is not the prompt that was sent$"):
+        ledger.sampled([2], [-0.1], sent=[9], finish_reason="stop")

@@ -1,12 +1,20 @@
 """Images by name: where each comes from, what Modal is asked to build, and which specs share a sandbox."""
 
+from pathlib import Path
+
 import pytest
 
-from sandbox_pool.errors import HostStartFailed
+from sandbox_pool import SlotPool
+from sandbox_pool.conformance import all_checks, run_checks
+from sandbox_pool.conformance.runner import make_context
+from sandbox_pool.errors import HostStartFailed, ImageError
 from sandbox_pool.providers.base import ProviderContext
 from sandbox_pool.providers.modal.modal_provider import ImageName, ModalProvider
 from sandbox_pool.spec import SandboxSpec
 from support.modal_place import SPEC, modal_provider
+
+HERE = {path.name for path in Path("/").iterdir() if path.is_dir()}
+"""Folders of this machine's root, which is that of emulated sandboxes."""
 
 
 @pytest.mark.parametrize(
@@ -85,3 +93,49 @@ def test_specs_share_sandboxes_unless_their_images_differ(tmp_path):
     assert provider.host_key(SandboxSpec()) == provider.host_key(SandboxSpec(image="a:1", cpu=2))
     assert provider.host_key(SandboxSpec(image="/in/the/sandbox")) == provider.host_key(SandboxSpec())
     assert provider.host_key(SandboxSpec(image="b:1")) != provider.host_key(SandboxSpec())
+
+
+async def test_slots_of_a_sandboxes_image_have_its_whole_root_its_env_and_its_working_directory(make_config, tmp_path):
+    (tmp_path / "Dockerfile").write_text(
+        'FROM debian:12\nENV GREETING="a b" PATH=/opt/x:/usr/bin:/bin\nWORKDIR /srv/app\n'
+    )
+    spec = SandboxSpec(image=f"dockerfile:{tmp_path}/Dockerfile")
+    async with SlotPool.from_config(make_config()) as pool:
+        async with pool.lease("t", spec) as box:
+            ran = await box.exec(
+                "pwd; echo $GREETING; echo $PATH; env; echo x > f; echo y > /boot/y; ls -A /var /; id -u"
+            )
+            assert ran.output.splitlines()[:3] == ["/srv/app", "a b", "/opt/x:/usr/bin:/bin"]
+            assert "MODAL" not in ran.output
+            assert "HRL_" not in ran.output
+            assert "hermes-rl" not in ran.output
+            assert ran.output.splitlines()[-1] == "0"
+            top = set(ran.output.splitlines())
+            assert HERE - top == set()
+        async with pool.lease("t2", spec) as box:
+            assert (await box.exec("ls -A; ls -A /boot/y")).exit_code != 0
+        async with pool.lease("t3") as box:
+            assert (await box.exec("pwd; echo $GREETING")).output == "/workspace\n\n"
+
+
+async def test_slots_of_a_sandboxes_image_are_refused_where_its_env_may_hold_secrets(modal, make_config):
+    modal.secrets["token"] = {"API_KEY": "s3cret"}
+    spec = SandboxSpec(image="debian:12")
+    async with SlotPool.from_config(make_config({"secrets": ["token"]})) as pool:
+        with pytest.raises(ImageError, match="secrets"):
+            async with pool.lease("t", spec):
+                pass
+        async with pool.lease("t") as box:
+            assert "s3cret" not in (await box.exec("env")).output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_every_promise_is_kept_in_the_image_of_a_sandbox(make_config):
+    config = make_config(spec=SandboxSpec(image="debian:12"), slots_per_host=16)
+    async with SlotPool.from_config(config) as pool:
+        context = await make_context(pool)
+        results = [result async for result in run_checks(all_checks(), context)]
+        context.close()
+    assert {each.id: each.detail for each in results if each.verdict == "failed"} == {}
+    assert sum(each.verdict == "passed" for each in results) >= 100

@@ -146,7 +146,7 @@ def test_a_container_without_an_image_is_refused(context, driver):
 def test_nomad_finds_nothing_to_fill_in_in_the_loader():
     assert "${" not in loader_text()
     compile(loader_text(), str(LOADER), "exec")
-    assert len(loader_text()) < 6000
+    assert len(loader_text()) < 7000
 
 
 def test_the_shipped_job_is_what_the_command_prints(capsys):
