@@ -345,17 +345,18 @@ class HermesAgentBaseEnv(AtroposEnv):
         if probe.wire is not None and not proven:
             return await self._deliver(result), []
         self.counts.rejected["probe"] += 1
-        await self._save(result)
+        await self.save(result)
         self._meter.check()
         return None, []
 
-    async def _save(self, result: GroupResult) -> None:
+    async def save(self, result: GroupResult) -> None:
+        """Append a group's rollouts to `data_path_to_save_groups`."""
         if self.config.data_path_to_save_groups is not None:
             lines = b"".join(record.to_json() + b"\n" for record in result.records())
             await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
 
     async def _deliver(self, result: GroupResult) -> list[Group] | None:
-        await self._save(result)
+        await self.save(result)
         if not result.complete:
             self.counts.rejected["incomplete"] += 1
             log.warning("group %s dropped: %d of %d rollouts", result.group_id, len(result.scored), result.wanted)

@@ -28,6 +28,11 @@ class BlockingRollouts:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
 
+    @property
+    def opened(self) -> bool:
+        """Whether it is inside `with`."""
+        return self._thread.is_alive()
+
     def __enter__(self) -> BlockingRollouts:
         self._thread.start()
         try:
@@ -55,7 +60,7 @@ class BlockingRollouts:
 
     def items(self) -> Iterator[Any]:
         """The environment's items, as long as there are any."""
-        while (item := self.wait(self.rollouts.env.get_next_item())) is not None:
+        while (item := self.wait(self.rollouts.env.next_item())) is not None:
             yield item
 
     def group(self, item: Any, n: int | None = None, *, temperature: float | None = None) -> list[Sample]:

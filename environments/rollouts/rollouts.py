@@ -241,6 +241,7 @@ class Rollouts:
         """`n` rollouts of one item (default env.group_size) with their advantages in the group."""
         wanted = n or self.env.config.group_size
         result = await self.run_group(item, self.next_index(), wanted, temperature)
+        await self.env.save(result)
         if not result.complete:
             raise RolloutLost(f"{len(result.scored)} of {wanted} rollouts of {result.item_id}", result.lost)
         return samples_of(result.scored, self.env.config.segments, self.env.config.advantages)
@@ -260,6 +261,7 @@ class Rollouts:
         async with self.place(item, group, temperature) as (job, number):
             result = GroupResult(job.group_id, job.item_id, 1)
             await self._run(result, job, f"train-{group}-{job.item_id}", [number], model=model)
+            await self.env.save(result)
         if not result.complete:
             if result.lost[-1].outcome == Outcome.SANDBOX_LOST.value:
                 await self._drop(self._one_by_one[group])  # perhaps it went with its host: the next call makes another

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -23,7 +24,9 @@ log = logging.getLogger(__name__)
 class TrlRolloutWorker:
     """`AsyncGRPOTrainer(rollout_worker=TrlRolloutWorker(rollouts))`: groups of the environment's items without end.
 
-    Leave `temperature` of AsyncGRPOConfig at 1.0: our logprobs are the model's own, whatever it was sampled at.
+    Rollouts that are not open yet are opened when training begins, which only the first of several processes does, and
+    closed with it. Leave `temperature` of AsyncGRPOConfig at 1.0: our logprobs are the model's own, whatever it was
+    sampled at.
     """
 
     def __init__(
@@ -42,40 +45,54 @@ class TrlRolloutWorker:
         self._group_size = group_size or config.group_size
         self._groups_at_once = groups_at_once or config.groups_at_once
         self._must_differ = config.ensure_scores_are_not_same
+        self._longest_s = config.limits.rollout_timeout_s or 0.0
+        self._opened_here = False
         self._version = self._groups = 0
         self._running: Future[None] | None = None
+        self._producing: asyncio.Task[None] | None = None
         self._last = time.monotonic()
 
     def start(self) -> None:
         """Begin; TRL calls it after the first weights were sent."""
+        if not self._rollouts.opened:
+            self._rollouts.__enter__()
+            self._opened_here = True
         self._last = time.monotonic()
         self._running = self._rollouts.submit(self._produce())
 
     def stop(self) -> None:
         """Stop; rollouts that run are cancelled."""
-        if self._running is not None:
-            self._running.cancel()
-        while not self.rollout_buffer.empty():  # whoever waits for room is let go
-            self.rollout_buffer.get_nowait()
+        with self.rollout_buffer.mutex:  # whoever waits for room is let go
+            self.rollout_buffer.maxsize = sys.maxsize
+            self.rollout_buffer.queue.clear()
+            self.rollout_buffer.not_full.notify_all()
+        if self._producing is not None:
+            self._rollouts.wait(_cancelled(self._producing))
+        if self._opened_here:
+            self._opened_here = False
+            self._rollouts.__exit__(None, None, None)
 
     def update_model_version(self, model_version: int) -> None:
         """The weights that sample from now on."""
         self._version = model_version
+        self._last = time.monotonic()  # sampling was paused meanwhile
 
     def check_health(self, stale_after_s: float) -> None:
-        """RuntimeError when no more rollouts are to be expected."""
+        """RuntimeError when no more rollouts are to be expected. As long as a rollout may take nothing need come."""
+        stale_after_s = max(stale_after_s, self._longest_s)
         if self._running is not None and self._running.done():
             raise RuntimeError("the rollouts have ended") from self._running.exception()
         if self.rollout_buffer.empty() and time.monotonic() - self._last > stale_after_s:
             raise RuntimeError(f"no rollout in {stale_after_s:.0f} s")
 
     async def _produce(self) -> None:
+        self._producing = asyncio.current_task()
         taking = asyncio.Lock()
 
         async def work() -> None:
             while True:
                 async with taking:
-                    item = await self._rollouts.rollouts.env.get_next_item()
+                    item = await self._rollouts.rollouts.env.next_item()
                 if item is None:
                     return
                 for row in await self._rows(item):
@@ -91,15 +108,21 @@ class TrlRolloutWorker:
             samples = await self._rollouts.rollouts.group(item, self._group_size)
         except RolloutLost as lost:
             log.warning("a group is lost: %s", lost)
-            self.metrics_queue.put({"hermes/lost_groups": 1.0})
+            self.metrics_queue.put({"hermes/lost_groups_total": 1.0})
             return []
         self._last = time.monotonic()
         scores = {sample.rollout_id: sample.reward for sample in samples}
         if self._must_differ and len(set(scores.values())) == 1:
-            self.metrics_queue.put({"hermes/groups_without_signal": 1.0})
+            self.metrics_queue.put({"hermes/groups_without_signal_total": 1.0})
             return []
         self._groups += 1
         return [trl_sample(sample, self._groups, version) for sample in samples]
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Returns when it has ended, so that nothing is closed under it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def trl_sample(sample: Sample, group_id: int, model_version: int) -> Any:

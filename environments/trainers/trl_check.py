@@ -25,14 +25,13 @@ class TrlView:
             on_cpu()
 
     def measure(self, samples: Sequence[Sample]) -> tuple[float, float]:
-        from datasets import Dataset
         from trl.experimental.async_grpo import AsyncGRPOTrainer
 
         with tempfile.TemporaryDirectory() as folder:
             trainer = AsyncGRPOTrainer(
                 model=self._model,
                 args=trl_arguments(folder, len(samples), learning_rate=0.0, max_steps=1),
-                train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]]}),
+                train_dataset=no_prompts(),
                 processing_class=self._tokenizer,
                 rollout_worker=_Given(samples),
                 weight_transfer=_NoTransfer(),
@@ -48,6 +47,13 @@ class TrlView:
         with torch.no_grad():
             scores = self._network(ids).logits[0, :-1].log_softmax(-1)
         return [0.0, *scores.gather(1, ids[0, 1:, None])[:, 0].tolist()]
+
+
+def no_prompts() -> Any:
+    """The dataset that AsyncGRPOTrainer insists on; a rollout worker has prompts of its own."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]]})
 
 
 def trl_arguments(folder: str, batch: int, **more: Any) -> Any:

@@ -33,19 +33,22 @@ def trl_rows(rollouts: BlockingRollouts, count: int) -> list[dict[str, Any]]:
 def trl_environment(rollouts: BlockingRollouts) -> type:
     """`GRPOTrainer(environment_factory=trl_environment(rollouts))`: its tools are methods, the reward is `get_reward`.
 
-    Here TRL samples and writes the tokens; what it does to them on the way is TRL's own.
+    Here TRL samples and writes the tokens; what it does to them on the way is TRL's own. A rollout that infrastructure
+    ended raises RolloutLost: TRL would count a reward that is missing as 0.
     """
     env = rollouts.rollouts.env
 
-    def reset(self: Any, item: str, **row: Any) -> None:
+    def init(self: Any) -> None:
         self._session = ToolSession(rollouts.rollouts)
-        rollouts.wait(self._session.open(env.item_from_json(json.loads(item))))
+
+    def reset(self: Any, item: str, **row: Any) -> None:
+        rollouts.wait(self._session.open(env.item_from_json(json.loads(item))))  # gives back what is still open
 
     def get_reward(self: Any) -> float:
         session: ToolSession = self._session
         return rollouts.wait(session.reward())
 
-    methods = {"reset": reset, "get_reward": get_reward}
+    methods = {"__init__": init, "reset": reset, "get_reward": get_reward}
     for schema in rollouts.wait(_schemas(rollouts.rollouts)):
         methods[schema["function"]["name"]] = _method(rollouts, schema["function"])
     return type(type(env).__name__, (), methods)
@@ -54,7 +57,7 @@ def trl_environment(rollouts: BlockingRollouts) -> type:
 async def _schemas(rollouts: Rollouts) -> list[ToolSchema]:
     """As a rollout has them: some say what the slot allows."""
     async with ToolSession(rollouts) as session:
-        await session.open(await rollouts.env.get_next_item())
+        await session.open(await rollouts.env.next_item())
         return session.schemas()
 
 

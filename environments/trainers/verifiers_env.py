@@ -14,6 +14,8 @@ from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import Field, SecretStr
+from transformers import PreTrainedTokenizerFast as _loaded_first  # noqa: F401  two threads at once cannot load it
+from verifiers.v1.configs.client import resolve_api_key
 from verifiers.v1.runtimes import ProgramResult
 
 from agent_loop.model.contract import ModelServer
@@ -109,22 +111,21 @@ class HermesHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         """One for each environment and server, opened once and closed with the event loop."""
         exact = ctx.client.type == "train"
         key = (data.config, *data.settings, ctx.client.base_url if exact else "", ctx.model if exact else "")
-        if key not in self._opened:
-            opened: asyncio.Future[Rollouts] = asyncio.get_running_loop().create_future()
+        opened = self._opened.get(key)
+        if opened is None or (opened.done() and opened.exception()):  # what failed is tried again
+            opened = self._opened[key] = asyncio.get_running_loop().create_future()
             self._keepers.add(asyncio.create_task(_keep_open(ctx if exact else None, data, opened)))
-            self._opened[key] = opened
-        return await asyncio.shield(self._opened[key])
+        return await asyncio.shield(opened)
 
 
 async def _keep_open(ctx: Any | None, data: HermesData, opened: asyncio.Future[Rollouts]) -> None:
     """Open rollouts and hold them until the event loop cancels what is left: verifiers does not close a harness."""
-    env = load_environment(data.config, data.settings)
-    if ctx is not None:
-        tokenizer = ctx.client.renderer_model_name or ctx.model
-        env.server_configs = [
-            ServerConfig(base_url=ctx.client.base_url, model_name=ctx.model, tokenizer_name=tokenizer)
-        ]
     try:
+        env = load_environment(data.config, data.settings)
+        if ctx is not None:
+            names = {"model_name": ctx.model, "tokenizer_name": ctx.client.renderer_model_name or ctx.model}
+            secret = SecretStr(resolve_api_key(ctx.client))
+            env.server_configs = [ServerConfig(base_url=ctx.client.base_url, api_key=secret, **names)]
         async with Rollouts(env, model=None if ctx is not None else _Elsewhere()) as rollouts:
             opened.set_result(rollouts)
             await asyncio.Event().wait()
@@ -137,11 +138,10 @@ async def _keep_open(ctx: Any | None, data: HermesData, opened: asyncio.Future[R
 class _Elsewhere:
     """Stands where an environment has its model: each rollout brings one of its own."""
 
-    def open(self, messages: Any, tools: Any) -> Any:
+    def count_tokens(self, *_: Any) -> Any:
         raise AssertionError("every rollout has a model of its own")
 
-    def count_tokens(self, messages: Any, tools: Any) -> int | None:
-        raise AssertionError("every rollout has a model of its own")
+    open = count_tokens
 
 
 async def _intercepted(

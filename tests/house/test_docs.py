@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,7 +25,7 @@ from support.markdown_pages import Block, anchors, blocks, links
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("environments", "agent_loop", "tool_parsers", "sandbox_pool")
 FOLDERS = (*ROOMS, "hermes_rl", "configs", "docs", "examples", "tests")
-LANGUAGES = {"", "bash", "python", "yaml", "json", "mermaid"}
+LANGUAGES = {"", "bash", "python", "toml", "yaml", "json", "mermaid"}
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -117,6 +118,8 @@ def test_blocks_are_written_in_their_language(page: Path, tmp_path: Path) -> Non
             ast.parse(block.text)
         elif block.language == "bash":
             assert run(tmp_path, ["bash", "-nc", block.text]).returncode == 0, block.text
+        elif block.language == "toml":
+            tomllib.loads(block.text)
         elif block.language == "yaml":
             check_settings(block, tmp_path)
 

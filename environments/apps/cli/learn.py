@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trainer",
         choices=("reference", "trl"),
         default="reference",
-        help="reference: an adapter, in JAX, through run-api; trl: all weights, by TRL's AsyncGRPOTrainer",
+        help="reference: in JAX, through run-api; trl: TRL's AsyncGRPOTrainer (extra [trl])",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="steps of the trainer in total (trainer.steps)")
     parser.add_argument("--minutes", type=float, metavar="M", help="end near this time (learn.minutes)")
@@ -46,10 +46,6 @@ def run(args: argparse.Namespace) -> int:
 
     configure_logging()
     plan = load_plan(args.config, settings(args), args.out, args.resume, args.fresh, args.trainer)
-    if args.trainer == "trl":
-        from environments.apps.learn.learn_trl import learn_with_trl
-
-        return learn_with_trl(plan)
     return learn(plan, display_for(args.json))
 
 

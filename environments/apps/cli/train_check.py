@@ -13,7 +13,7 @@ from environments.errors import UsageError, at_least
 if TYPE_CHECKING:
     from environments.trainers.exactness import Exactness
 
-EXAMPLE = "hermes-rl train-check demo --trainer trl --model ./smollm2"
+EXAMPLE = "hermes-rl train-check terminal_tasks_vllm --trainer trl --model Qwen/Qwen3-4B"
 TAKES_SETTINGS = True
 TRAINERS = {"trl": ("trl", "environments.trainers.trl_check", "TrlView")}
 """Name -> the package it needs, and what asks it."""

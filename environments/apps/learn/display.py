@@ -192,7 +192,10 @@ def sentence(entry: dict[str, Any]) -> str:
     parts += [f"parse rate {percent(entry.get('parse_rate'))}", f"loss {number(entry.get('loss'), 4)}"]
     if entry.get("hack_rate") is not None:
         parts += [f"proven hacks {percent(entry['hack_rate'])}"]
-    parts += [f"logprob difference {number(entry.get('logprob_difference_mean'), 4)}"]
+    if entry.get("kl") is not None:
+        parts += [f"ratio {number(entry.get('ratio_mean'), 4)}", f"kl {entry['kl']:.1g}"]
+    else:
+        parts += [f"logprob difference {number(entry.get('logprob_difference_mean'), 4)}"]
     parts += [f"staleness {number(entry.get('staleness_mean'), 1)}"]
     parts += [f"{number(entry.get('tokens_per_s'), 0)} tokens/s", time_split(entry)]
     return ", ".join(parts)

@@ -12,10 +12,12 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from agent_loop import own_process
 from agent_loop.local_models.cpu_model import UpdatableModel
@@ -71,6 +73,7 @@ class Clock:
 
 
 INTERRUPTED = 130
+ENVIRONMENT = "environment"
 SERVE_ENDS_FIRST_S = 5.0
 """The environment may end this long before the trainer reports that it has taken the last batch."""
 
@@ -109,7 +112,8 @@ class LearnRun:
                     self._display.say("stopping")
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
-                    await self._end(f"Interrupted; `--resume` goes on after step {self._folder.saved_step or 0}.")
+                    resume = f"; `--resume` goes on after step {self._folder.saved_step or 0}"
+                    await self._end(f"Interrupted{resume if self._plan.by == 'reference' else ''}.")
                     return INTERRUPTED
                 work.result()
                 await self._end("")
@@ -135,12 +139,29 @@ class LearnRun:
             if not resumed:  # a resumed trainer hands over its weights first
                 await front.open()
             await front.share_prefix(await asyncio.to_thread(shared_prompt, folder.evaluation(0)))
-            self._display.say("starting run-api, the trainer and the environment")
-            await self._watch(front, *await self._start_children(stack, front, resumed))
+            if plan.by == "trl":
+                self._display.say("starting TRL")
+                await self._start_trl(stack, front)
+                await self._watch(front, [])
+            else:
+                self._display.say("starting run-api, the trainer and the environment")
+                await self._watch(front, await self._start_children(stack, front, resumed))
 
-    async def _start_children(
-        self, stack: AsyncExitStack, front: UpdatableModel, resumed: bool
-    ) -> tuple[Child, Child, Child]:
+    async def _start_trl(self, stack: AsyncExitStack, front: UpdatableModel) -> None:
+        """TRL rolls out by itself."""
+        plan, folder, model = self._plan, self._folder, front.model.path
+        config = folder.write_yaml("serve.yaml", plan.rollout_config(plan.server(front.url, model), folder.rollouts))
+        await self._start_trainer(stack, plan.trl_job(config, front.url, model, folder.path))
+
+    async def _start_trainer(self, stack: AsyncExitStack, job: BaseModel) -> None:
+        settings = self._folder.path / "trainer.json"
+        write_whole(settings, job.model_dump_json(indent=2).encode())
+        command = [*self._plan.trainer, str(settings)]
+        trainer = Child("trainer", command, self._folder.log("trainer"), self._on_line)
+        self._trainer = await stack.enter_async_context(trainer)
+
+    async def _start_children(self, stack: AsyncExitStack, front: UpdatableModel, resumed: bool) -> list[Child]:
+        """The trainer, and what brings it its batches: the environment and run-api."""
         plan, folder = self._plan, self._folder
         port = free_port()
         api_url, model = f"http://127.0.0.1:{port}", front.model.path
@@ -149,24 +170,21 @@ class LearnRun:
             await until_up(api_url)
         except TimeoutError as error:
             raise LearnFailed(f"run-api did not start: {api.last_line()}") from error
-        job = plan.trainer_job(api_url, front.url, model, folder.path, resumed)
-        settings = folder.path / "trainer.json"
-        write_whole(settings, job.model_dump_json(indent=2).encode())
-        trainer = Child("trainer", [*plan.trainer, str(settings)], folder.log("trainer"), self._on_line)
-        self._trainer = await stack.enter_async_context(trainer)
-        config = plan.serve_config(api_url, plan.server(front.url, model), folder.rollouts)
+        await self._start_trainer(stack, plan.trainer_job(api_url, front.url, model, folder.path, resumed))
+        config = plan.rollout_config(plan.server(front.url, model), folder.rollouts, api_url)
         serve_config = str(folder.write_yaml("serve.yaml", config))
         command = [sys.executable, "-P", "-m", "environments.apps.cli.main", "serve", serve_config]
         # The first signal lets it finish its rollouts, which may be waiting for new weights; the second ends it.
         signals = (signal.SIGTERM, signal.SIGINT)
-        serve = await stack.enter_async_context(Child("environment", command, folder.log("serve"), signals=signals))
-        return api, trainer, serve
+        serve = await stack.enter_async_context(Child(ENVIRONMENT, command, folder.log("serve"), signals=signals))
+        return [serve, api]
 
-    async def _watch(self, front: UpdatableModel, api: Child, trainer: Child, serve: Child) -> None:
+    async def _watch(self, front: UpdatableModel, others_started: Sequence[Child]) -> None:
         """Return when the trainer is done; LearnFailed as soon as a process fails."""
         assert self._fault is not None
+        assert self._trainer is not None
         model_lost = asyncio.create_task(front.ended())
-        ends = {asyncio.create_task(child.ended()): child for child in (trainer, serve, api)}
+        ends = {asyncio.create_task(child.ended()): child for child in (self._trainer, *others_started)}
         others: set[asyncio.Future[Any]] = {model_lost, self._fault}
         try:
             while True:
@@ -178,7 +196,7 @@ class LearnRun:
                         f"llama.cpp ended unexpectedly: {model_lost.result()[-300:] or 'it said nothing'}"
                     )
                 for task in [task for task in ends if task.done()]:
-                    if await self._is_over(ends.pop(task), task.result(), serve):
+                    if await self._is_over(ends.pop(task), task.result()):
                         return
         finally:
             for pending in (model_lost, *ends):
@@ -187,12 +205,12 @@ class LearnRun:
             if self._ending is not None:
                 await self._ending
 
-    async def _is_over(self, child: Child, code: int, serve: Child) -> bool:
+    async def _is_over(self, child: Child, code: int) -> bool:
         """Whether the run is over: the trainer is done, or was told to stop. The environment may end before it, when
         there is no batch left to make; LearnFailed for every other end."""
         if child is self._trainer and (code == 0 or self._ending is not None):
             return True
-        if child is not serve or code != 0 or not await self._all_batches_taken():
+        if child.name != ENVIRONMENT or code != 0 or not await self._all_batches_taken():
             raise LearnFailed(self._how_it_ended(child, code))
         return False
 
@@ -303,6 +321,8 @@ class LearnRun:
             lines.append(f"curves and examples: {folder.report}")
         if folder.saved_step:
             lines.append(f"use the weights: hermes-rl evaluate --adapter {folder.path / 'adapter.gguf'}")
+        if weights := sorted((folder.path / "weights").glob("*.gguf")):
+            lines.append(f"use the weights: hermes-rl evaluate learn/smollm2 --openai.options.model {weights[-1]}")
         self._display.end([line for line in lines if line])
 
     async def _write_report(self) -> None:

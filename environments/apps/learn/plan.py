@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_loop.local_models.cpu_model.llama_server import CONTEXT_TOKENS
 from agent_loop.model.backends.backend import GROUP
+from environments.apps.learn.trl_trainer import UNUSED, TrlJob
 from environments.apps.reference_trainer.trainer_settings import TrainerJob, TrainerSettings
 from environments.base import HermesAgentBaseEnv
 from environments.config.loader import masked
@@ -22,9 +23,11 @@ from environments.errors import UsageError
 from environments.launch import load_run
 from environments.rollouts.planning import longest_sequence
 
-NEEDED = {"reference": ("xllamacpp", "gguf", "jax"), "trl": ("xllamacpp", "gguf", "trl", "torch", "datasets")}
+By = Literal["reference", "trl"]
+NEEDED = {"reference": ("xllamacpp", "gguf", "jax"), "trl": ("xllamacpp", "gguf", "trl", "torch", "datasets", "peft")}
 """Trainer -> what it and the model need."""
 REFERENCE_TRAINER = (sys.executable, "-P", "-m", "environments.apps.reference_trainer")
+TRL_TRAINER = (sys.executable, "-P", "-m", "environments.apps.learn.trl_trainer")
 SAMPLING_TIMEOUT_S = 3600.0
 MIN_ROLLOUT_TIMEOUT_S = 600.0
 """Rollouts wait while a step is trained and evaluated."""
@@ -59,7 +62,8 @@ class LearnPlan:
     out: Path
     resume: bool = False
     fresh: bool = False
-    trainer: Sequence[str] = field(default=REFERENCE_TRAINER)
+    by: By = "reference"
+    trainer: Sequence[str] = REFERENCE_TRAINER
     """Command of the trainer; the path of its settings is added."""
 
     def __post_init__(self) -> None:
@@ -73,9 +77,14 @@ class LearnPlan:
                 f"trained and evaluated, so give at least {MIN_ROLLOUT_TIMEOUT_S:.0f} s"
             )
 
+        unused = sorted(self.config.trainer.model_fields_set & set(UNUSED)) if self.by == "trl" else []
+        if unused:
+            raise UsageError(f"trainer.{unused[0]} is the reference trainer's: leave it out with --trainer trl")
+
     @property
     def model_options(self) -> dict[str, Any]:
-        return dict(self.config.servers()[0].options)
+        given = dict(self.config.servers()[0].options)
+        return {**given, "weights": "F16"} if self.by == "trl" else given  # TRL must find the logprobs of the sampler
 
     def server(self, url: str, model: Path) -> ServerConfig:
         return ServerConfig(
@@ -91,12 +100,11 @@ class LearnPlan:
         plain: dict[str, Any] = orjson.loads(orjson.dumps(masked(self.config), default=str))
         return plain
 
-    def serve_config(self, api_url: str, server: ServerConfig, rollouts: Path) -> dict[str, Any]:
-        """Config of the environment whose rollouts are trained on."""
+    def rollout_config(self, server: ServerConfig, rollouts: Path, api_url: str | None = None) -> dict[str, Any]:
+        """Config of the environment whose rollouts are trained on; with a run-api they are served there."""
         given = self.config.env
         settings = given.model_dump(mode="json", exclude_unset=True)
         settings |= {
-            "rollout_server_url": api_url,
             "extra_body": {**(given.extra_body or {}), GROUP: given.group_size},
             "seeded_sampling": True if given.seeded_sampling is None else given.seeded_sampling,
             "data_path_to_save_groups": str(rollouts),
@@ -104,6 +112,8 @@ class LearnPlan:
             "steps_per_eval": 0,
             "drain_timeout_s": 1.0,
         }
+        if api_url is not None:
+            settings["rollout_server_url"] = api_url
         if given.max_num_workers == -1:
             settings["max_num_workers"] = self.config.trainer.groups_per_step
         return {
@@ -111,6 +121,10 @@ class LearnPlan:
             "env": settings,
             "openai": server.model_dump(mode="json", exclude_unset=True),
         }
+
+    def trl_job(self, rollouts: Path, model_url: str, model: Path, run_dir: Path) -> TrlJob:
+        settings = self.config.trainer.model_dump()
+        return TrlJob(**settings, rollouts=rollouts, model_url=model_url, model=model, run_dir=run_dir)
 
     def trainer_job(self, api_url: str, model_url: str, model: Path, run_dir: Path, resume: bool) -> TrainerJob:
         context = self.model_options.get("context_tokens", CONTEXT_TOKENS)
@@ -132,11 +146,13 @@ def load_plan(
     out: Path,
     resume: bool = False,
     fresh: bool = False,
-    by: str = "reference",
+    by: By = "reference",
     **more: Any,
 ) -> LearnPlan:
     """Read the config and check that it can be run; UsageError says why not."""
     if missing := [name for name in NEEDED[by] if importlib.util.find_spec(name) is None]:
         raise UsageError(f"{', '.join(missing)} cannot be imported: `pip install {' '.join(missing)}`")
     kind, config = load_run(source, settings, None, LearnRunConfig)
-    return LearnPlan(kind, config, out, resume, fresh, **more)
+    if by == "trl":
+        more["trainer"] = TRL_TRAINER
+    return LearnPlan(kind, config, out, resume, fresh, by, **more)

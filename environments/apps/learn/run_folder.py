@@ -5,6 +5,8 @@ metrics.jsonl   a line per step and evaluation    evaluations/step-N.jsonl  thei
 adapter.gguf    the newest weights                checkpoints/              what --resume continues from
 report.html     curves and examples               logs/                     logs of the processes
 rollouts.html   every rollout, by step            status.json               what `view --live` and `top` tell
+
+With TRL: weights/ holds the newest weights as a GGUF, adapter/ the adapter in PEFT's form.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from environments.runs.store import append_bytes, locked, whole_lines, write_who
 OWN = (
     *("config.yaml", "serve.yaml", "trainer.json", "rollouts.jsonl", "metrics.jsonl", "adapter.gguf", "report.html"),
     *("rollouts.html", "status.json"),
-    *("evaluations", "checkpoints", "env_checkpoints", "logs"),
+    *("evaluations", "checkpoints", "env_checkpoints", "logs", "trl", "weights", "adapter"),
 )
 _CHECKPOINT = re.compile(r"step-(\d+)\.npz")
 

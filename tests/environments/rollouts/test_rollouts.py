@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agent_loop.local_models.standin import PolicyRequest, StandIn, chatml_tokenizer
 from agent_loop.local_models.standin.policies import call
 from agent_loop.model.backends.vllm import VllmBackend
+from agent_loop.records.record import RolloutRecord
 from environments.base import SandboxContext, Score
 from environments.errors import ConfigError, RolloutLost
 from environments.rollouts import rollouts as module
@@ -101,6 +103,22 @@ async def test_members_of_a_group_share_what_was_prepared(pool: DirectoryPool) -
         assert len(pool.snapshots) == 1
     assert pool.snapshots == []
     assert pool.live == {}
+
+
+async def test_rollouts_for_other_trainers_are_stored_where_the_settings_say(
+    pool: DirectoryPool, tmp_path: Path
+) -> None:
+    stored = tmp_path / "rollouts.jsonl"
+    env = NumberEnv(pool, rollout_tries=1, data_path_to_save_groups=str(stored))
+    async with standin_model(right) as (env.model, _), Rollouts(env) as rollouts:
+        samples = await rollouts.group(ITEM, 2)
+        samples += await rollouts.member(ITEM, "a")
+        pool.refuse = ["a/1"]
+        with pytest.raises(RolloutLost) as lost:
+            await rollouts.member(ITEM, "a")
+    told = {sample.rollout_id for sample in samples} | {record.rollout_id for record in lost.value.records}
+    assert {RolloutRecord.from_json(line).rollout_id for line in stored.read_bytes().splitlines()} == told
+    assert len(told) == 4
 
 
 async def test_prepared_states_of_old_groups_are_dropped(pool: DirectoryPool, monkeypatch: pytest.MonkeyPatch) -> None:

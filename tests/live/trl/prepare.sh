@@ -11,8 +11,9 @@ mkdir -p "$home"
 
 uv venv -q --clear --python 3.11 "$home/venv"
 # TRL first and from another folder: our overrides (pyproject.toml) leave out packages that it needs.
-(cd "$home" && uv pip install -q --python "$python" "trl==1.16.0" "torch==2.13.0" accelerate datasets gguf kernels)
+(cd / && uv pip install -q --python "$python" "trl==1.16.0" "torch==2.13.0" accelerate datasets gguf kernels peft)
 (cd "$root" && uv pip install -q --python "$python" -e '.[cpu-model]')
+"$home/venv/bin/hermes-rl" model get
 
 "$python" - "$home/smollm2" <<'PY'
 import sys

@@ -1,4 +1,4 @@
-"""The real TRL judges tokens of a real SmolLM2. Prepared by tests/live/trl/prepare.sh."""
+"""The real TRL with a real SmolLM2. Prepared by tests/live/trl/prepare.sh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-HOME = Path(__file__).resolve().parents[3] / ".tools" / "trl"
+from agent_loop.records.record import RolloutRecord
+from environments.apps.learn.run_folder import read_entries
+
+HERE = Path(__file__).resolve().parent
+HOME = HERE.parents[2] / ".tools" / "trl"
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,16 +23,21 @@ pytestmark = [
 ]
 
 
+def run(folder: Path, *command: str) -> str:
+    """What a command of TRL's own environment printed."""
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "HF_HUB_OFFLINE": "1"}
+    words = [str(HOME / "venv/bin" / command[0]), *command[1:]]
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("trl")
-    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "HF_HUB_OFFLINE": "1"}
-    command = [str(HOME / "venv/bin/hermes-rl"), "train-check", "demo", "--trainer", "trl", "--groups", "1", "--json"]
-    command += ["--model", str(HOME / "smollm2"), "--env.limits.rollout_timeout_s", "1200"]
+    command = ["hermes-rl", "train-check", "learn/smollm2", "--trainer", "trl", "--groups", "1", "--json"]
+    command += ["--model", str(HOME / "smollm2"), "--openai.options.weights", "F16"]
     command += [word for control in ("swapped", "shifted", "wrong") for word in ("--control", control)]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(run(tmp_path_factory.mktemp("trl"), *command).splitlines()[-1])
     return found
 
 
@@ -46,6 +55,53 @@ def test_what_is_spoiled_does_not_pass(judged: dict[str, Any], control: str) -> 
     assert "position" in found["off"]
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two steps: AsyncGRPOTrainer with our rollouts, weights and all."""
+    folder = tmp_path_factory.mktemp("learned")
+    sizes = ["--steps", "2", "--trainer.groups_per_step", "2", "--learn.eval_items", "2", "--learn.eval_samples", "4"]
+    run(folder, "hermes-rl", "learn", "--trainer", "trl", "--out", "run", *sizes)
+    return folder / "run"
+
+
+def test_inside_asyncgrpotrainer_the_first_step_finds_the_logprobs_that_were_sampled(learned: Path) -> None:
+    first, second = [entry for entry in read_entries(learned) if entry["event"] == "step"]
+    assert abs(first["ratio_mean"] - 1) < 1e-3
+    assert first["kl"] < 1e-3
+    assert (first["step"], second["step"]) == (1, 2)
+
+
+def test_what_was_trained_is_what_the_server_samples_from(learned: Path) -> None:
+    """Logprobs of the last evaluation are those of the adapter that TRL saved, and not those of the first weights."""
+    records = [
+        RolloutRecord.from_json(line) for line in (learned / "evaluations/step-2.jsonl").read_bytes().splitlines()
+    ]
+    assert {call.weights_version for record in records for call in record.sampled_calls} == {"2"}
+    program = str(HERE / "adapter_logprobs.py")
+    adapter, evaluation = str(learned / "adapter"), str(learned / "evaluations/step-2.jsonl")
+    found = json.loads(run(learned, "python", program, str(HOME / "smollm2"), adapter, evaluation).splitlines()[-1])
+    assert found["tokens"] > 0
+    assert found["with_adapter"] < 0.01 < found["without"]
+
+
+def test_environment_factory_in_a_real_grpotrainer(tmp_path: Path) -> None:
+    """The oracle gets 1.0, who gives up 0.0, and tool output is not trained."""
+    program = str(HERE / "environment_factory.py")
+    found = json.loads(run(tmp_path, "python", program, str(HOME / "smollm2")).splitlines()[-1])
+    assert found["rewards"] == [1.0, 0.0, 1.0, 0.0]
+    assert found["mean"] == 0.5
+    for all_tokens, trained in found["masks"]:
+        assert 0 < trained < all_tokens
+
+
+def test_weights_travel_to_vllm_as_trl_sends_them_while_our_rollouts_wait(tmp_path: Path) -> None:
+    found = json.loads(run(tmp_path, "python", str(HERE / "vllm_protocol.py")).splitlines()[-1])
+    [tensors] = set(found["sent"])
+    once = ["pause keep", "start_weight_update", f"update_weights {tensors}", "finish_weight_update", "resume"]
+    assert found["calls"] == ["init_weight_transfer_engine", *once * (found["steps"] + 1)]
+    assert (found["steps"], found["version"], found["lost"]) == (2, 3, 0)
+
+
 def test_whole_weights_reach_the_cpu_server(tmp_path: Path) -> None:
     """TRL's own names and order of a Llama's weights, back into the GGUF they came from: nothing changes."""
     program = """
@@ -60,6 +116,4 @@ for tensor in gguf.GGUFReader(smollm2_gguf()).tensors:
     stored = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(found[tensor.name].shape)
     assert np.allclose(stored, found[tensor.name], atol=1e-6), tensor.name
 """
-    command = [str(HOME / "venv/bin/python"), "-c", program, str(HOME / "smollm2")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run(tmp_path, "python", "-c", program, str(HOME / "smollm2"))

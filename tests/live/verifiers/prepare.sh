@@ -10,6 +10,6 @@ mkdir -p "$home"
 
 uv venv -q --clear --python 3.11 "$home/venv"
 # verifiers first and from another folder: our overrides (pyproject.toml) leave out packages that it needs.
-(cd "$home" && uv pip install -q --python "$home/venv/bin/python" "verifiers==0.4.0")
+(cd / && uv pip install -q --python "$home/venv/bin/python" "verifiers==0.4.0")
 (cd "$root" && uv pip install -q --python "$home/venv/bin/python" -e .)
 touch "$home/ready"
