@@ -36,6 +36,7 @@ from environments.rollouts.planning import check_mcp, choose_tools, content_id, 
 from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
+from environments.runs.trackers import check_trackers
 from environments.sandboxes import Pool
 from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
@@ -123,6 +124,7 @@ class HermesAgentBaseEnv(AtroposEnv):
 
             self._quarantine = Quarantine(config.quarantine)
         check_mcp(config)
+        check_trackers(config.trackers)
         choose_tools(config, 0)  # an unknown or empty choice of tools is an error now, not in the first rollout
         self.reward_terms = Rewards(config.rewards, tuple(rollout_metrics([], [], Outcome.FINISHED)))
 

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from environments.scoring.contexts import SandboxContext, ToolContext
     from environments.scoring.verification import CheckTimeout, Verdict
     from environments.trainers.cpu_weights import CpuServerWeights
+    from environments.trainers.item_rows import nemo_gym_rows, skyrl_rows, slime_rows, verl_rows
+    from environments.trainers.tinker import TinkerBackend, tinker_datum
     from environments.trainers.trl import TrlRolloutWorker
     from environments.trainers.trl_environment import trl_environment, trl_rows
     from sandbox_pool import (
@@ -129,6 +131,7 @@ __all__ = [
     "ServerConfig",
     "SlotPool",
     "StaleLease",
+    "TinkerBackend",
     "TokenBackend",
     "Tool",
     "ToolContext",
@@ -144,12 +147,17 @@ __all__ = [
     "evaluate_run",
     "get_parser",
     "load_environment",
+    "nemo_gym_rows",
     "open_model",
     "process_run",
+    "skyrl_rows",
+    "slime_rows",
+    "tinker_datum",
     "tool",
     "trl_environment",
     "trl_rows",
     "verify",
+    "verl_rows",
 ]
 
 _HOMES = {
@@ -179,6 +187,8 @@ _HOMES = {
     "environments.scoring.contexts": "SandboxContext ToolContext",
     "environments.scoring.verification": "CheckTimeout Verdict",
     "environments.trainers.cpu_weights": "CpuServerWeights",
+    "environments.trainers.item_rows": "nemo_gym_rows skyrl_rows slime_rows verl_rows",
+    "environments.trainers.tinker": "TinkerBackend tinker_datum",
     "environments.trainers.trl": "TrlRolloutWorker",
     "environments.trainers.trl_environment": "trl_environment trl_rows",
     "sandbox_pool": "AcquireTimeout ExecResult HostStartFailed IsolationUnavailable Mount NetworkRules PoolClosed "

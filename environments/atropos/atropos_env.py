@@ -31,6 +31,7 @@ from environments.atropos.stops import Stop
 from environments.errors import ConfigError
 from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import write_whole
+from environments.runs.trackers import TrackerName, Trackers, tracked
 
 with deferred_imports():
     from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
@@ -44,6 +45,7 @@ class MetricsLog:
     """Where the metrics of one environment go."""
 
     def __init__(self) -> None:
+        self.trackers = Trackers((), "", Path(), {})
         self._run: Any = None
         self._prefix = ""
 
@@ -67,6 +69,7 @@ class MetricsLog:
     def write(self, metrics: dict[str, Any], step: int) -> None:
         """One line, and one wandb entry."""
         log.info("step %d: %s", step, metrics)
+        self.trackers.log(metrics, step)
         if self._run is not None:
             self._run.log({f"{self._prefix}{key}": value for key, value in metrics.items()}, step=step)
 
@@ -95,6 +98,9 @@ class AtroposEnvConfig(BaseEnvConfig):  # type: ignore[misc]
         default=None, ge=0, le=1, description="Part of each batch that is kept for this environment."
     )
     rollout_server_url: str = Field(default="http://localhost:8000", description="Address of run-api.")
+    trackers: list[TrackerName] = Field(
+        default_factory=list, description="Where the figures of a run go as well: wandb, tensorboard, mlflow, trackio."
+    )
     use_wandb: bool = Field(default=False, description="Log to wandb, if it is logged in.")
     worker_timeout: float = Field(default=-1, description="Seconds before a running group is cancelled; -1 is never.")
     steps_per_eval: int = Field(
@@ -221,7 +227,14 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             self.wandb_group, self.wandb_project = await self.metrics_log.open(
                 api, self.config.use_wandb, str(self.wandb_prepend), self.public_config()
             )
-            async with Outbox(link, self.config.outbox_groups) as outbox, self._status_kept():
+            stored = self.config.data_path_to_save_groups
+            folder = Path("runs") / str(self.name) if stored is None else Path(stored).parent
+            async with (
+                tracked(self.config.trackers, f"{self.name}-serve", folder, self.public_config()) as trackers,
+                Outbox(link, self.config.outbox_groups) as outbox,
+                self._status_kept(),
+            ):
+                self.metrics_log.trackers = trackers
                 self.outbox = outbox
                 await ServeLoop(link, outbox, self.config, self._hooks(api), stop, self.counts).run()
         finally:

@@ -37,7 +37,7 @@ async def evaluation_rollouts(
 
 async def evaluate_here(env: HermesAgentBaseEnv) -> Summary | None:
     """Run the environment's evaluation items while it serves; metrics go to the log of the step."""
-    from environments.runs.summary import summarize
+    from environments.runs.summary import summarize, summary_figures
 
     items = await env.chosen_evaluation_items()
     if not items:
@@ -48,11 +48,7 @@ async def evaluate_here(env: HermesAgentBaseEnv) -> Summary | None:
     summary = summarize(records)
     if env.config.data_dir_to_save_evals is not None:
         await asyncio.to_thread(store_records, Path(env.config.data_dir_to_save_evals) / f"step-{step}.jsonl", records)
-    overall = summary.overall
-    figures = {f"eval/{name}": value for name, value in vars(overall).items() if isinstance(value, int | float)}
-    figures |= {f"eval/pass@{k}": value for k, value in overall.pass_at.items()}
-    figures["eval/lost_share"] = overall.losses.share
-    await env.wandb_log(figures)
+    await env.wandb_log(summary_figures(summary, "eval"))
     return summary
 
 

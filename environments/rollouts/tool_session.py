@@ -28,6 +28,16 @@ from environments.sandboxes import Sandbox
 from sandbox_pool.errors import SandboxLost
 
 
+class NoModel:
+    """Stands where an environment has its model, for rollouts whose turns come from elsewhere."""
+
+    def open(self, messages: Any, tools: Any) -> Any:
+        raise AssertionError("the turns of these rollouts come from elsewhere")
+
+    def count_tokens(self, messages: Any, tools: Any) -> int | None:
+        raise AssertionError("the turns of these rollouts come from elsewhere")
+
+
 class ToolSession:
     """One rollout whose turns somebody else samples.
 
@@ -44,6 +54,8 @@ class ToolSession:
         """The rollout as it is stored; complete after `reward`."""
         self.messages: list[Message] = []
         """What was said so far, as far as the session knows: each call is a turn of its own."""
+        self.ended: Outcome | None = None
+        """Which limit, or which fault, has ended the rollout; None while it may go on."""
         self._rollouts = rollouts
         self._runner = rollouts.runner()
         self._place, self._slot, self._tools = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
@@ -74,7 +86,7 @@ class ToolSession:
         self._calls = ToolTurns(runtime, CallPlanner(self.schemas(), names), job.limits, job.budget)
         self._ids = CallIds()
         self._turns: list[TurnRecord] = []
-        self._ended: Outcome | None = None
+        self.ended = None
         allowed = job.limits.rollout_timeout_s
         self._deadline = None if allowed is None else asyncio.get_running_loop().time() + allowed
         self.messages = list(job.messages)
@@ -94,11 +106,11 @@ class ToolSession:
         results: list[Message] = []
         started = time.monotonic()
         try:
-            self._ended = await self._calls.run(turn, record, self._deadline, results) or self._ended
+            self.ended = await self._calls.run(turn, record, self._deadline, results) or self.ended
         finally:
             record.tools_s = time.monotonic() - started
             self.messages += results
-        if self._ended is Outcome.SANDBOX_LOST:
+        if self.ended is Outcome.SANDBOX_LOST:
             raise SandboxLost(self._calls.lost or "the sandbox was lost")
         return str(results[0]["content"])
 
@@ -134,7 +146,7 @@ class ToolSession:
         return self.record
 
     def _result(self, messages: list[Message]) -> AgentResult:
-        outcome = self._ended or Outcome.FINISHED
+        outcome = self.ended or Outcome.FINISHED
         turns = [*self._turns, TurnRecord(len(self._turns) + 1, 0.0)]  # the one that called no tool
         metrics = rollout_metrics(turns, self._calls.records, outcome)
         return AgentResult(

@@ -25,7 +25,8 @@ from environments.rollouts.workspaces import KeptWorkspaces
 from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import RunDiffers, RunStore, write_whole
-from environments.runs.summary import Summary, print_summary, summarize
+from environments.runs.summary import Summary, print_summary, summarize, summary_figures
+from environments.runs.trackers import TrackedProgress, tracked
 from environments.runs.training_data import write_sft
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ IGNORED_ON_RESUME = frozenset(
         "workspaces",
         "budget",
         "cassettes",
+        "trackers",
     }
 )
 """Settings that may change between two starts of a run without making it another run."""
@@ -244,10 +246,13 @@ async def _run(
     def facts() -> dict[str, Any]:
         return {"groups": total, **slot_facts(env.pool)}
 
-    with stop.on_signals(), progress_for() as progress:
-        async with StatusFile(store.directory, env.rollouts.mode, facts):
-            tally = await run_all(works, total, counted, store, progress, stop, env.config.groups_at_once)
-        summary = finish(env, store, tally)
+    mode = env.rollouts.mode
+    async with tracked(env.config.trackers, f"{env.name}-{mode}", store.directory, env.public_config()) as trackers:
+        with stop.on_signals(), TrackedProgress(progress_for(), trackers) as progress:
+            async with StatusFile(store.directory, mode, facts):
+                tally = await run_all(works, total, counted, store, progress, stop, env.config.groups_at_once)
+            summary = finish(env, store, tally)
+        trackers.log(summary_figures(summary, mode), tally.done + tally.dropped)
     log.info("used up: %s", spending.line())
     print_summary(summary)
     if stop.draining.is_set():

@@ -141,6 +141,14 @@ def classify(record: RolloutRecord) -> str | None:
     return "policy: partly right" if record.verifier_score > 0.0 else "policy: wrong result"
 
 
+def summary_figures(summary: Summary, prefix: str) -> dict[str, float]:
+    """The overall figures by name, for logs and trackers."""
+    overall = summary.overall
+    figures = {f"{prefix}/{name}": value for name, value in vars(overall).items() if isinstance(value, int | float)}
+    figures |= {f"{prefix}/pass@{k}": value for k, value in overall.pass_at.items()}
+    return figures | {f"{prefix}/lost_share": overall.losses.share}
+
+
 def summarize(records: Iterable[RolloutRecord]) -> Summary:
     rollouts = list(records)
     return Summary(

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from agent_loop.model.backends.backend import TokenBackend
 from environments.rollouts.samples import Sample
 
 RATIO_BOUND, KL_BOUND = 1e-3, 1e-3
@@ -24,6 +25,14 @@ class TrainerView(Protocol):
 
     def logprobs(self, sample: Sample) -> list[float]:
         """What its weights say of each token of a sample, at temperature 1; the first is 0.0."""
+
+
+@runtime_checkable
+class SamplesItself(TrainerView, Protocol):
+    """A trainer that has a sampler of its own: the samples are to come from it."""
+
+    backend: TokenBackend
+    tokenizer: Any
 
 
 @dataclass(frozen=True)

@@ -1,51 +1,25 @@
-"""Attacks through the shell's saved state, which a command can write: it is a file in the command's own process."""
+"""Attacks through the shell that stays, and through its saved state: a command can write both."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from sandbox_pool.client.sandbox import Sandbox
-from sandbox_pool.server.slots import shell
+from sandbox_pool.errors import SandboxError
 from support.slot_server import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FORGE = (
-    "trap '' EXIT; s=$(for f in /proc/$$/fd/*; do case $(readlink $f) in *memfd:state*) echo $f; esac; done); "
-    "[ -n \"$s\" ] || exit 77; printf '/\\0/\\0' >$s; {{ {what}; }} >>$s; kill -9 $$"
+    "trap '' EXIT; s= w=; for f in /proc/$$/fd/*; do "
+    "case $(readlink $f) in *memfd:state*) s=$f;; *memfd:script*) w=$f;; esac; done; "
+    '[ -n "$s" ] && [ -n "$w" ] || exit 77; w=$(tail -c 33 $w | tr -d "\\0"); {{ {what}; echo "#end"; }} >$s; '
+    "for f in /proc/$$/fd/*; do case $f in */[012]) ;; *) case $(readlink $f) in pipe*) "
+    "printf '%s\\0exit\\0/\\0' $w >$f;; esac; esac; done; kill -9 $$"
 )
-"""Leaves a state of the attacker's own: the shell gets no chance to save its."""
-STATES = {
-    "attributes": b"declare -" + b"x" * 200_000,
-    "open quote": b'declare -x A="' + b"a" * 200_000,
-    "escapes": b'declare -x A="' + b"\\\\" * 100_000,
-    "open array": b"declare -ax A=(" + b'[0]="a" ' * 25_000,
-    "arrays": b'declare -ax A=([0]="a")\n' * 8_000,
-    "dollar quotes": b"declare -x A=$'" + b"\\'" * 100_000,
-    "names": b"declare -x " + b"A" * 200_000,
-    "declarations": b'declare -x A="1"\n' * 12_000,
-    "nested": b"declare -ax A=(" + b"$'a" * 60_000,
-}
-
-
-@pytest.mark.parametrize("name", STATES)
-async def test_a_forged_state_does_not_take_more_than_one_pass_to_read(name: str) -> None:
-    """Twice as much to read costs about twice as much time: nothing in the reader is quadratic."""
-
-    def cost(state: bytes) -> float:
-        times = []
-        for _ in range(3):
-            began = time.process_time()
-            shell.split_state(state)
-            shell.restore_env(state, state[: len(state) // 4], {"A": "1"})
-            times.append(time.process_time() - began)
-        return min(times)
-
-    whole = STATES[name]
-    assert cost(whole) < 8 * cost(whole[: len(whole) // 4]) + 0.05
+"""Leaves a state of the attacker's own, and says of it all that a shell says which saved it."""
 
 
 async def test_a_forged_state_does_not_stall_a_neighbour(server: Server) -> None:
@@ -125,11 +99,52 @@ async def test_a_huge_variable_does_not_end_later_commands(server: Server) -> No
         assert (await sandbox.exec("/bin/echo $SMALL")).output == "1\n"
 
 
-async def test_a_state_over_the_limit_does_not_vanish_unsaid(server: Server) -> None:
+async def test_a_large_state_persists_and_is_not_kept_half(server: Server) -> None:
     async with server.lease() as sandbox:
-        left = await sandbox.exec("mkdir d; cd d; export BIG=$(head -c 300000 /dev/zero | tr '\\0' b)")
-        assert "not kept" in left.output
-        assert (await sandbox.exec("basename $PWD; echo [$BIG]")).output == "d\n[]\n"
+        await sandbox.exec("mkdir d; cd d; BIG=$(head -c 300000 /dev/zero | tr '\\0' b); exit")
+        assert (await sandbox.exec("basename $PWD; echo ${#BIG}")).output == "d\n300000\n"
+        with pytest.raises(SandboxError, match="too many to be kept"):
+            await sandbox.snapshot(keep_state=True)
+
+
+HOSTILE = {
+    "functions": "for f in builtin eval read printf trap unset exec exit set command declare shopt cd . source; do "
+    '\\builtin eval "$f() { echo fake; }"; done',
+    "fixed functions": "builtin() { echo fake; }; readonly -f builtin",
+    "aliases": "for a in builtin eval exec unset if then fi until do done case '[[' '{' exit; do "
+    'alias "$a=echo fake"; done',
+    "fixed variables": "readonly REPLY __hermes POSIXLY_CORRECT PWD OLDPWD IFS PATH",
+    "traps": "trap 'echo fake; exit 0' DEBUG ERR RETURN EXIT",
+    "skipped commands": "shopt -s extdebug; trap false DEBUG",
+    "closed descriptors": 'for i in {3..255}; do \\builtin eval "exec $i>&-"; done 2>/dev/null',
+    "few descriptors": "ulimit -n 12",
+    "every descriptor": "for f in /proc/$$/fd/*; do case $f in */[012]) ;; "
+    "*) printf 'x\\0000\\0/\\0' 2>/dev/null >$f & esac; done; wait",
+    "restricted": "set -r",
+    "no commands": "set -n",
+    "one command": "set -t",
+    "posix": "set -o posix",
+    "timeout of read": "TMOUT=1; readonly TMOUT",
+    "separators": "IFS=0123456789abcdefx",
+    "umask": "umask 777",
+    "killed keeper": "kill -9 $PPID",
+    "stopped keeper": "kill -STOP $PPID",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_a_command_does_to_its_shell_forges_or_loses_what_follows(server: Server, name: str) -> None:
+    """The exit codes and outputs of later commands are their own, and no word of ours is printed."""
+    async with server.lease() as sandbox:
+        await sandbox.exec("true")
+        await sandbox.exec(HOSTILE[name], timeout_s=3)
+        for code in (3, 0, 4):
+            result = await sandbox.exec(f"\\printf %s {code}; (\\exit {code})", timeout_s=20)
+            assert result.exit_code == code, (name, result)
+            assert "hermes" not in result.output
+            assert result.output.replace("fake\n", "") in (str(code), ""), (name, result)
+        await sandbox.forget_state()
+        assert await goes_on(sandbox)
 
 
 FAKES = "python3() { echo faked; }; cat() { echo faked; }; alias ls='echo faked'; export PATH=/no BASH_ENV=/tmp/e; cd /"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_loop.local_models.standin import Policy, PolicyRequest, StandIn, chatml_tokenizer
 from agent_loop.local_models.standin.policies import call
@@ -12,6 +12,7 @@ from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from environments.base import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig, ToolContext
+from support.env_pool import DirectoryPool
 from tool_parsers import get_parser
 
 
@@ -43,6 +44,18 @@ class NumberEnv(HermesAgentBaseEnv):
     async def compute_reward(self, item: dict[str, Any], result: AgentResult, ctx: ToolContext) -> float:
         answer = await ctx.terminal("cat answer.txt")
         return float(answer["output"].strip() == str(item["number"]))
+
+
+class NumbersFromConfig(NumberEnv):
+    """The same as a config makes it (`environment: support.env_tasks:NumbersFromConfig`), on plain directories."""
+
+    pools: ClassVar[list[DirectoryPool]] = []
+    """Of all that were made; whoever made them closes them."""
+
+    def __init__(self, config: HermesAgentEnvConfig, servers: Any = None, **more: Any) -> None:
+        self.pools.append(DirectoryPool())
+        HermesAgentBaseEnv.__init__(self, config, servers, pool=self.pools[-1])
+        self.count = 0
 
 
 def wanted(request: PolicyRequest) -> str:

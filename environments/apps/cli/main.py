@@ -25,6 +25,7 @@ VERBS = {
     "serve": "feed rollouts to a trainer through Atropos' run-api",
     "process": "roll out a number of groups into a file, resuming where an earlier start stopped",
     "evaluate": "roll out the evaluation items and sum up: mean, pass@k, points lost to infrastructure",
+    "offer": "an environment as a server, for trainers that call environments: OpenEnv, NeMo Gym",
     "rescore": "run the rewards of a stored run again on its kept workspaces, without the agents",
     "replay": "play a recorded rollout once more, without model and slots, and show where it goes another way",
     "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",

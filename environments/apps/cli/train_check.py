@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 EXAMPLE = "hermes-rl train-check terminal_tasks_vllm --trainer trl --model Qwen/Qwen3-4B"
 TAKES_SETTINGS = True
-TRAINERS = {"trl": ("trl", "environments.trainers.trl_check", "TrlView")}
+TRAINERS = {
+    "trl": ("trl", "environments.trainers.trl_check", "TrlView"),
+    "verl": ("verl", "environments.trainers.verl_check", "VerlView"),
+    "tinker": ("tinker", "environments.trainers.tinker_check", "TinkerView"),
+}
 """Name -> the package it needs, and what asks it."""
 
 
@@ -42,13 +46,14 @@ def run(args: argparse.Namespace) -> int:
     from environments.launch import configure_logging
     from environments.rollouts.blocking import BlockingRollouts
     from environments.rollouts.rollouts import Rollouts
-    from environments.trainers.exactness import corrupted, judge
+    from environments.trainers.exactness import SamplesItself, corrupted, judge
 
     configure_logging()
-    with BlockingRollouts(Rollouts(args.config, args.settings)) as rollouts:
+    trainer = getattr(importlib.import_module(module), view)(args.model)
+    own = {"model": trainer.backend, "tokenizer": trainer.tokenizer} if isinstance(trainer, SamplesItself) else {}
+    with BlockingRollouts(Rollouts(args.config, args.settings, **own)) as rollouts:
         items = (item for item, _ in zip(rollouts.items(), range(int(args.groups)), strict=False))
         samples = [sample for item in items for sample in rollouts.group(item)]
-    trainer = getattr(importlib.import_module(module), view)(args.model)
     found = {"samples": judge(trainer, samples)}
     found |= {control: judge(trainer, corrupted(samples, control)) for control in args.control}
     print(_as_json(found) if args.json else "\n".join(f"{name}: {one.sentence()}" for name, one in found.items()))

@@ -48,6 +48,26 @@ async def functions_and_aliases_persist(ctx: CheckContext) -> None:
 
 
 @check()
+async def the_shell_itself_persists(ctx: CheckContext) -> None:
+    """Variables that are not exported, arrays, options and jobs are there in the next command."""
+    async with ctx.lease() as box:
+        await box.exec("own=1; list=(a 'b c'); set -o pipefail; shopt -s extglob; sleep 60 &")
+        result = await box.exec('echo "$own ${list[1]}"; [[ -o pipefail ]] && shopt -q extglob && jobs -r | wc -l')
+    expect_equal(result.output.split(), ["1", "b", "c", "1"], "variables, and the number of jobs")
+
+
+@check()
+async def a_shell_that_ends_is_followed_by_one_like_it(ctx: CheckContext) -> None:
+    """After `exit`, a signal or a timeout the next command finds what the last command that ended by itself left."""
+    async with ctx.lease() as box:
+        await box.exec("own=1; greet() { echo hello; }; set -o pipefail")
+        for end, timeout_s in (("own=2; exit 1", 30), ("own=3; kill -9 $$", 30), ("own=4; sleep 60", 0.5)):
+            await box.exec(end, timeout_s=timeout_s)
+        result = await box.exec("echo $own; greet; [[ -o pipefail ]] && echo on")
+    expect_equal(result.output, "2\nhello\non\n", "output")
+
+
+@check()
 async def a_failed_command_keeps_its_state(ctx: CheckContext) -> None:
     """State set before a failing end of the same command persists."""
     async with ctx.lease() as box:

@@ -144,6 +144,13 @@ void capture_end(struct capture *c) {
     c->tail_start = 0;
 }
 
+void capture_free(struct capture *c) {
+    free(c->head);
+    free(c->tail);
+    memset(c, 0, sizeof *c);
+    c->log_fd = -1;
+}
+
 void ring_add(struct ring *ring, const char *data, size_t size) {
     if (!ring->data && !(ring->data = malloc(ring->capacity))) _exit(71);
     uint64_t end = ring->total + size;

@@ -64,7 +64,7 @@ static void forget_keeper(pid_t pid) {
 static void drop_keeper(long id) {
     for (size_t i = 0; i < n_keepers; i++)
         if (keepers[i].id == id) {
-            kill_descendants(keepers[i].pid);
+            kill_descendants(keepers[i].pid, NULL);
             kill(keepers[i].pid, SIGKILL);
             return;
         }
@@ -77,7 +77,7 @@ static void reap(void) {
 /* Kills everything but the init. As PID 1 that is one call; elsewhere every descendant is found first. */
 static int kill_all(void) {
     int killed = 0;
-    if (!slot.namespaces) killed = kill_descendants(getpid());
+    if (!slot.namespaces) killed = kill_descendants(getpid(), NULL);
     else kill(-1, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) killed++;
     n_keepers = 0;
@@ -85,7 +85,8 @@ static int kill_all(void) {
 }
 
 static void fork_helper(int control, struct message *request, bool keeper) {
-    pid_t pid = request->n_fds < 1 ? -1 : fork();
+    bool possible = request->n_fds > 0 && (!keeper || open_states(request));
+    pid_t pid = possible ? fork() : -1;
     if (pid > 0 && keeper) remember_keeper(message_number(request, "id", 0), pid);
     if (pid != 0) return; /* on failure the server sees its end of the socket close */
     close(control);
@@ -99,6 +100,9 @@ static void handle(int control, struct message *request) {
     const char *op = message_op(request);
     if (!strcmp(op, "job")) fork_helper(control, request, true);
     else if (!strcmp(op, "file")) fork_helper(control, request, false);
+    else if (!strcmp(op, "store_state")) store_state(request);
+    else if (!strcmp(op, "forget_state")) forget_state(request);
+    else if (!strcmp(op, "send_state")) send_state(control, request);
     else if (!strcmp(op, "drop")) drop_keeper(message_number(request, "id", 0));
     else if (!strcmp(op, "kill_all")) {
         struct writer writer;

@@ -1,6 +1,6 @@
-/* Owner of one command. It starts the shell ahead of time, hands it the command when that arrives, keeps the output,
- * enforces the deadline, and stays the subreaper of what the command left running. Status, working directory and state
- * come from wait and from a memory file: nothing a command prints is ever interpreted. */
+/* Owner of a shell: of a session that takes one command after the other, or of one background process. It starts the shell
+ * ahead of time, hands it each command, keeps the output, enforces the deadline, and stays the subreaper of what commands
+ * left running. What ends a command is the shell's report or the shell's end: nothing a command prints is interpreted. */
 #include "slot.h"
 
 #include <errno.h>
@@ -21,38 +21,38 @@
 
 static struct job job;
 static struct capture out, err;
-static char *initial_state;
-static size_t initial_state_size;
+static struct report report;
+static struct processes earlier;  /* what was left by commands before the one that runs */
+static int first_free;            /* the pipe that the next command writes to: what came before was left those below */
+static int out_pipe, err_pipe;    /* of the command that runs; -1: the same as out, or none */
 static long long started_us, deadline_us, alive_every_us, next_alive_us;
-static bool background, running, finished, timed_out, killed, detached;
+static bool running, leaving, timed_out, killed, detached;
 
-static void keep(struct capture *capture, const char *data, size_t size) {
-    if (background) background_log(data, size);
-    else if (!finished) capture_add(capture, data, size);
-}
-
-/* Reads at most `limit` bytes of what is there now. False once the other side is closed. */
-static bool drain(int *fd, struct capture *capture, size_t limit) {
+/* Reads at most `limit` bytes of what is there now; what no command wants any more is dropped. */
+static void drain(int pipe, size_t limit) {
     static char buffer[65536];
+    int *fd = &job.pipes[pipe];
     while (*fd >= 0 && limit > 0) {
         ssize_t n = read(*fd, buffer, limit < sizeof buffer ? limit : sizeof buffer);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n <= 0) {
             if (*fd == job.input) job.input = -1;
             close(*fd);
             *fd = -1;
-            return false;
+            return;
         }
-        keep(capture, buffer, (size_t)n);
+        if (job.background) background_log(buffer, (size_t)n);
+        else if (running && pipe == out_pipe) capture_add(&out, buffer, (size_t)n);
+        else if (running && pipe == err_pipe) capture_add(&err, buffer, (size_t)n);
         limit -= (size_t)n;
     }
-    return true;
 }
 
-/* The shell is gone. What it wrote is in the pipes already; a child that goes on writing must not delay the result. */
-static void drain_last(int *fd, struct capture *capture) {
+/* The command has ended. What it wrote is in the pipes already; a child that goes on writing must not delay the result. */
+static void drain_last(int pipe) {
     int available = 0;
-    if (*fd >= 0 && ioctl(*fd, FIONREAD, &available) == 0 && available > 0) drain(fd, capture, (size_t)available);
+    if (pipe >= 0 && job.pipes[pipe] >= 0 && ioctl(job.pipes[pipe], FIONREAD, &available) == 0 && available > 0)
+        drain(pipe, (size_t)available);
 }
 
 static void write_capture(struct writer *writer, const char *name, const struct capture *c) {
@@ -65,62 +65,33 @@ static void write_capture(struct writer *writer, const char *name, const struct 
     writer_number(writer, key, (long long)c->total_chars);
 }
 
-/* A command can write into this file, and the server reads it: a larger state is not kept, its directories are. */
-#define STATE_LIMIT ((size_t)256 << 10)
-#define DIRECTORIES_LIMIT ((size_t)64 << 10)
-
-/* State saved by the shell starts with its directories, each ended by NUL; a shell that did not get so far saved none. */
-static char *read_state(size_t *size) {
-    *size = 0;
-    char *text = malloc(STATE_LIMIT + DIRECTORIES_LIMIT);
-    if (!text) return NULL;
-    ssize_t n = pread(job.state, text, STATE_LIMIT + DIRECTORIES_LIMIT, 0);
-    if (n <= 0 || !memchr(text, '\0', (size_t)n < DIRECTORIES_LIMIT ? (size_t)n : DIRECTORIES_LIMIT)) {
-        free(text);
-        return NULL;
-    }
-    *size = (size_t)n;
-    return text;
-}
-
-static size_t directories_size(const char *state, size_t size) {
-    const char *first = memchr(state, '\0', size);
-    size_t left = size - (size_t)(first + 1 - state);
-    const char *second = left ? memchr(first + 1, '\0', left) : NULL;
-    size_t used = second ? (size_t)(second + 1 - state) : size;
-    return used < DIRECTORIES_LIMIT ? used : (size_t)(first + 1 - state);
-}
-
-static void report_exec(int status) {
+static void report_exec(int status, bool saved, bool begun) {
     struct writer writer;
-    size_t state_size;
-    char *state = read_state(&state_size);
+    const char *directory = report.directory ? report.directory : "";
     capture_end(&out);
     capture_end(&err);
-    size_t directories = state ? directories_size(state, state_size) : 0;
-    bool dropped = state && state_size - directories > STATE_LIMIT;
-    bool same = state && state_size - directories == initial_state_size &&
-                !memcmp(state + directories, initial_state, initial_state_size);
-    if (same || dropped) state_size = directories;
     writer_begin(&writer, "exit");
     writer_number(&writer, "status", status);
-    writer_number(&writer, "ran", running);
+    writer_number(&writer, "begun", begun);
+    writer_number(&writer, "shell", job.shell != 0);
+    writer_number(&writer, "saved", saved);
     writer_number(&writer, "timed_out", timed_out);
     writer_number(&writer, "killed", killed);
     writer_number(&writer, "us", now_us() - started_us);
     write_capture(&writer, "out", &out);
     write_capture(&writer, "err", &err);
-    writer_number(&writer, "directories", (long long)directories);
-    writer_number(&writer, "state_dropped", dropped);
-    writer_number(&writer, "state", same || dropped || !state ? -1 : (long long)(state_size - directories));
     writer_raw_begin(&writer);
     writer_raw(&writer, out.head, out.head_size);
     writer_raw(&writer, out.tail, out.tail_size);
     writer_raw(&writer, err.head, err.head_size);
     writer_raw(&writer, err.tail, err.tail_size);
-    writer_raw(&writer, state, state_size);
+    writer_raw(&writer, directory, strlen(directory));
     if (!writer_send(&writer, job.sock, NULL, 0)) detached = true;
-    free(state);
+    capture_free(&out);
+    capture_free(&err);
+    free(report.directory);
+    report.directory = NULL;
+    running = false;
 }
 
 static void report_background(int status) {
@@ -132,12 +103,26 @@ static void report_background(int status) {
     if (!writer_send(&writer, job.sock, NULL, 0)) detached = true;
 }
 
+static void send_gone(void) {
+    struct writer writer;
+    writer_begin(&writer, "gone");
+    if (!writer_send(&writer, job.sock, NULL, 0)) detached = true;
+}
+
 static void shell_ended(int status) {
-    drain_last(&job.out, &out);
-    drain_last(&job.err, &err);
-    if (background) report_background(status);
-    else report_exec(status);
-    finished = true;
+    job.shell = 0;
+    if (job.background) {
+        drain_last(0);
+        report_background(status);
+    } else if (running) {
+        bool begun = shell_took_command(&job);
+        bool saved = (leaving || read_report(&job, &report)) && save_state(&job);
+        drain_last(out_pipe);
+        drain_last(err_pipe);
+        report_exec(status, saved, begun);
+    } else {
+        send_gone(); /* nobody waits for it, but somebody may be about to ask it for something */
+    }
 }
 
 /* Reaps; true when nothing is left below this keeper. */
@@ -147,13 +132,59 @@ static bool reap(void) {
         pid_t pid = waitpid(-1, &status, WNOHANG);
         if (pid == 0) return false;
         if (pid < 0) return errno == ECHILD;
-        if (pid == job.shell && !finished) shell_ended(status);
+        if (pid == job.shell) shell_ended(status);
     }
 }
 
-static void kill_tree(void) {
-    kill_descendants(getpid());
-    for (int pass = 0; pass < 5000 && !reap(); pass++) usleep(200);
+/* Kills the shell and what its command started, and nothing that was there before. */
+static void kill_command(void) {
+    kill_descendants(getpid(), job.background ? NULL : &earlier);
+    for (int pass = 0; pass < 5000 && !reap() && job.shell; pass++) usleep(200);
+}
+
+/* Whether the shell is not alone below this keeper. */
+static bool anything_left(void) { return has_children(getpid(), job.shell) || has_children(job.shell, 0); }
+
+/* A process that a command left behind writes on into its pipes, so that no later command may have them; once nothing is
+ * left, all are free again. Without a free one the shell is given up: the next one has new pipes, and the same state. */
+static void choose_pipes(void) {
+    if (!anything_left()) {
+        first_free = 0;
+    } else {
+        struct processes all = processes_below(getpid(), NULL), new = processes_below(getpid(), &earlier);
+        if (all.count <= 1) first_free = 0; /* the shell is among them */
+        else if (new.count > 1) first_free = (err_pipe > out_pipe ? err_pipe : out_pipe) + 1;
+        free(all.list);
+        free(new.list);
+    }
+    free(earlier.list);
+    earlier = (struct processes){NULL, 0};
+    if (first_free + 1 < PIPES) return;
+    kill(job.shell, SIGKILL);
+    waitpid(job.shell, NULL, 0);
+    job.shell = 0;
+}
+
+static void hear_report(void) {
+    if (!read_report(&job, &report) || !running) return;
+    leaving = report.status < 0;
+    if (leaving) return;
+    bool saved = save_state(&job);
+    drain_last(out_pipe);
+    drain_last(err_pipe);
+    choose_pipes();
+    report_exec(report.status << 8, saved, true);
+}
+
+/* What runs already, without the shell itself. */
+static void remember_earlier(void) {
+    if (!anything_left()) return;
+    earlier = processes_below(getpid(), NULL);
+    for (size_t i = 0; i < earlier.count; i++)
+        if (earlier.list[i].pid == job.shell) {
+            earlier.list[i] = earlier.list[--earlier.count];
+            return;
+        }
 }
 
 static void run_command(const struct message *request) {
@@ -169,31 +200,42 @@ static void run_command(const struct message *request) {
     deadline_us = timeout_ms > 0 ? started_us + timeout_ms * 1000LL : 0;
     alive_every_us = message_number(request, "alive_ms", 10000) * 1000LL;
     next_alive_us = started_us + alive_every_us;
+    timed_out = killed = leaving = false;
+    if (!job.background) {
+        remember_earlier();
+        out_pipe = first_free;
+        err_pipe = message_number(request, "separate", 0) ? first_free + 1 : -1;
+        drain(out_pipe, 1 << 20);
+        if (err_pipe >= 0) drain(err_pipe, 1 << 20);
+    }
     running = true;
+    if (write_script(&job, request, out_pipe, err_pipe < 0 ? out_pipe : err_pipe)) return;
+    kill(job.shell, SIGKILL); /* no memory left for the command: its shell's end is told, and that it was not begun */
 }
 
 static void handle(const struct message *request) {
     const char *op = message_op(request);
-    if (!strcmp(op, "run") && !running) run_command(request);
+    if (!strcmp(op, "run") && !running && job.shell) run_command(request);
     else if (!strcmp(op, "kill")) {
-        killed = !finished;
-        kill_tree();
-    } else if (!strcmp(op, "signal") && !finished) {
+        killed = job.shell != 0;
+        kill_command();
+    } else if (!strcmp(op, "signal") && job.shell) {
         kill(-job.shell, (int)message_number(request, "number", SIGTERM));
     } else if (!strcmp(op, "log")) background_send_log(&job, request);
     else if (!strcmp(op, "input")) background_add_input(&job, request);
     else if (!strcmp(op, "resize") && job.pty) {
         struct winsize size = {.ws_row = (unsigned short)message_number(request, "rows", 30),
                                .ws_col = (unsigned short)message_number(request, "cols", 120)};
-        ioctl(job.out, TIOCSWINSZ, &size);
+        ioctl(job.pipes[0], TIOCSWINSZ, &size);
     }
 }
 
-/* The server closed its end. Before the command has ended that means that it is no longer wanted. */
+/* The server closed its end: a command that runs is no longer wanted. What earlier ones left goes on without their shell. */
 static void server_gone(void) {
     detached = true;
-    if (!finished) kill_tree();
-    if (background) _exit(0);
+    if (running || (job.background && job.shell)) kill_command();
+    else if (job.shell) kill(job.shell, SIGKILL);
+    if (job.background) _exit(0);
 }
 
 static void receive_request(void) {
@@ -206,15 +248,8 @@ static void receive_request(void) {
     }
 }
 
-/* The server says `run` before it wakes the shell, so it must be heard before anything the shell did: also when it came
- * while poll() was looking at the other descriptors already. */
-static bool run_is_waiting(void) {
-    struct pollfd server = {job.sock, POLLIN, 0};
-    return !running && !finished && !detached && poll(&server, 1, 0) > 0;
-}
-
 static int poll_timeout(void) {
-    if (!running || finished) return -1;
+    if (!running || job.background) return -1;
     long long next = next_alive_us;
     if (deadline_us && deadline_us < next) next = deadline_us;
     long long left = next - now_us();
@@ -223,10 +258,10 @@ static int poll_timeout(void) {
 
 static void tick(void) {
     long long now = now_us();
-    if (!running || finished) return;
+    if (!running || job.background) return;
     if (deadline_us && now >= deadline_us) {
         timed_out = true;
-        kill_tree();
+        kill_command();
     } else if (now >= next_alive_us) {
         struct writer writer;
         writer_begin(&writer, "alive");
@@ -237,26 +272,33 @@ static void tick(void) {
 }
 
 static void loop(int signals) {
+    enum { SERVER, SIGNALS, REPORT, INPUT, LISTENER, OUTPUT, ALL = OUTPUT + PIPES };
     for (bool empty = false;;) {
-        /* A finished command stays as long as something it started does; a finished process as long as its log is wanted. */
-        if (finished && empty && (detached || !background)) _exit(0);
-        struct pollfd polled[] = {{detached ? -1 : job.sock, POLLIN, 0},
-                                  {signals, POLLIN, 0},
-                                  {job.out, POLLIN | (job.pty && background_unsent ? POLLOUT : 0), 0},
-                                  {job.err, POLLIN, 0},
-                                  {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0},
-                                  {job.listener, POLLIN, 0}};
-        if (poll(polled, 6, poll_timeout()) < 0 && errno != EINTR) _exit(1);
-        if (polled[0].revents || run_is_waiting()) receive_request();
-        if (polled[2].revents & (POLLIN | POLLHUP | POLLERR)) drain(&job.out, &out, 1 << 20);
-        if (polled[3].revents) drain(&job.err, &err, 1 << 20);
-        if (polled[4].revents || polled[2].revents & POLLOUT) background_send_input(&job);
-        if (polled[5].revents & POLLIN) answer_connect(job.listener);
-        else if (polled[5].revents) {
+        /* Without its shell it stays as long as something that commands started does, or a process's log is wanted. */
+        if (!job.shell && empty && (detached || !job.background)) _exit(0);
+        struct pollfd polled[ALL] = {[SERVER] = {detached ? -1 : job.sock, POLLIN, 0},
+                                     [SIGNALS] = {signals, POLLIN, 0},
+                                     [REPORT] = {job.report, POLLIN, 0},
+                                     [INPUT] = {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0},
+                                     [LISTENER] = {job.listener, POLLIN, 0}};
+        for (int i = 0; i < PIPES; i++) polled[OUTPUT + i] = (struct pollfd){job.pipes[i], POLLIN, 0};
+        if (job.pty && background_unsent) polled[OUTPUT].events |= POLLOUT;
+        if (poll(polled, ALL, poll_timeout()) < 0 && errno != EINTR) _exit(1);
+        for (int i = 0; i < PIPES; i++)
+            if (polled[OUTPUT + i].revents & (POLLIN | POLLHUP | POLLERR)) drain(i, 1 << 20);
+        if (polled[REPORT].revents & POLLIN) hear_report();
+        else if (polled[REPORT].revents) {
+            close(job.report);
+            job.report = -1;
+        }
+        if (polled[SERVER].revents) receive_request();
+        if (polled[INPUT].revents || polled[OUTPUT].revents & POLLOUT) background_send_input(&job);
+        if (polled[LISTENER].revents & POLLIN) answer_connect(job.listener);
+        else if (polled[LISTENER].revents) {
             close(job.listener);
             job.listener = -1;
         }
-        if (polled[1].revents) {
+        if (polled[SIGNALS].revents) {
             struct signalfd_siginfo info;
             while (read(signals, &info, sizeof info) > 0) {}
         }
@@ -265,18 +307,9 @@ static void loop(int signals) {
     }
 }
 
-static void keep_initial_state(const struct message *request) {
-    initial_state_size = (size_t)message_number(request, "state_size", 0);
-    if (initial_state_size > request->raw_size) _exit(71);
-    initial_state = malloc(initial_state_size + 1);
-    if (!initial_state) _exit(71);
-    memcpy(initial_state, request->raw, initial_state_size);
-}
-
 void keeper_main(int sock, struct message *request) {
     job.sock = move_high(sock);
     request->fds[0] = -1; /* it has moved */
-    for (int i = 1; i < request->n_fds; i++) request->fds[i] = move_high(request->fds[i]);
     set_process_name("slot-keeper");
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     sigset_t children;
@@ -284,15 +317,16 @@ void keeper_main(int sock, struct message *request) {
     sigaddset(&children, SIGCHLD);
     sigprocmask(SIG_BLOCK, &children, NULL);
     int signals = move_high(signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK));
-    background = message_number(request, "background", 0);
-    keep_initial_state(request);
+    job.background = message_number(request, "background", 0);
+    job.pty = message_number(request, "pty", 0);
+    job.saved = move_high(states.saved);
     errno = 0;
     const char *failed = start_shell(&job, request);
     if (failed) {
         send_failure(job.sock, failed, errno);
         _exit(71);
     }
-    if (background) {
+    if (job.background) {
         struct writer writer;
         writer_begin(&writer, "started");
         writer_number(&writer, "pid", job.shell);

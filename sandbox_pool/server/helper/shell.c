@@ -1,5 +1,5 @@
-/* Starting a keeper's shell. What the shell shares with its keeper besides stdin, stdout and stderr are three
- * descriptors with fixed high numbers, out of the way of whatever a command does with the usual ones. */
+/* Starting a keeper's shell. What the shell shares with its keeper besides stdin, stdout and stderr are descriptors with
+ * fixed high numbers, out of the way of whatever a command does with the usual ones. */
 #include "slot.h"
 
 #include <errno.h>
@@ -15,9 +15,9 @@
 #include <termios.h>
 #include <unistd.h>
 
-/* The shell's ends. Wake pipe and script come from the server, which wakes the shell without us. */
+/* The shell's ends. */
 struct ends {
-    int wake, script, in, out, err, listener[2];
+    int in, out, err, report, pipes[PIPES], listener[2];
 };
 
 static bool make_pipe(int *read_end, int *write_end) {
@@ -45,46 +45,38 @@ static const char *open_pty(struct job *job, struct ends *shell, const struct me
     int terminal = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (terminal < 0) return "open a terminal";
     if (slot.run_uid > 0 && fchown(terminal, (uid_t)slot.run_uid, (gid_t)slot.run_gid)) return "own a terminal";
-    job->out = job->input = move_high(main_end);
+    job->pipes[0] = job->input = move_high(main_end);
     shell->in = shell->out = shell->err = move_high(terminal);
     return NULL;
 }
 
-/* stdin given in advance is a file: it needs nobody to feed it, and the command cannot block on us. */
-static int stdin_file(const struct message *request, size_t state_size) {
-    int fd = memory_file("stdin");
-    if (fd < 0 || !write_all(fd, request->raw + state_size, request->raw_size - state_size)) return -1;
-    lseek(fd, 0, SEEK_SET);
-    return fd;
+static const char *open_process(struct job *job, struct ends *shell, const struct message *request) {
+    if (job->pty) return open_pty(job, shell, request);
+    if (!make_pipe(&job->pipes[0], &shell->out) || !make_pipe(&shell->in, &job->input)) return "make a pipe";
+    shell->err = shell->out;
+    return NULL;
 }
 
-static const char *open_standard(struct job *job, struct ends *shell, const struct message *request, size_t state_size) {
-    if (job->pty) return open_pty(job, shell, request);
-    if (!make_pipe(&job->out, &shell->out)) return "make a pipe";
-    shell->err = shell->out;
-    if (message_number(request, "separate", 0) && !make_pipe(&job->err, &shell->err)) return "make a pipe";
-    if (message_number(request, "background", 0)) {
-        if (!make_pipe(&shell->in, &job->input)) return "make a pipe";
-    } else if (message_number(request, "stdin", 0)) {
-        shell->in = stdin_file(request, state_size);
-    } else {
-        shell->in = move_high(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    }
-    return shell->in < 0 ? "open stdin" : NULL;
+/* A session's shell gives each command its own. */
+static const char *open_session(struct job *job, struct ends *shell) {
+    shell->in = shell->out = shell->err = move_high(open("/dev/null", O_RDWR | O_CLOEXEC));
+    if (shell->in < 0) return "open /dev/null";
+    for (int i = 0; i < PIPES; i++)
+        if (!make_pipe(&job->pipes[i], &shell->pipes[i])) return "make a pipe";
+    return NULL;
 }
 
 static const char *open_channels(struct job *job, struct ends *shell, const struct message *request) {
-    size_t state_size = (size_t)message_number(request, "state_size", 0);
-    job->out = job->err = job->input = -1;
-    if (state_size > request->raw_size) state_size = request->raw_size;
-    const char *failed = open_standard(job, shell, request, state_size);
+    for (int i = 0; i < PIPES; i++) job->pipes[i] = shell->pipes[i] = -1;
+    job->input = -1;
+    const char *failed = job->background ? open_process(job, shell, request) : open_session(job, shell);
     if (failed) return failed;
+    if (!make_pipe(&job->waking, &job->wake) || !make_pipe(&job->report, &shell->report)) return "make a pipe";
     job->state = memory_file("state");
-    if (job->state < 0) return "make a memory file";
-    /* What comes before is in the environment already. */
-    size_t from = (size_t)message_number(request, "restore_from", 0);
-    if (from > state_size) from = state_size;
-    return write_all(job->state, request->raw + from, state_size - from) ? NULL : "pass the state";
+    job->script = memory_file("script");
+    job->stdin_data = memory_file("stdin");
+    if (job->state < 0 || job->script < 0 || job->stdin_data < 0) return "make a memory file";
+    return states.from < 0 || copy_file(states.from, job->state) ? NULL : "pass the state";
 }
 
 static char **collect(const struct message *request, const char *key) {
@@ -93,6 +85,17 @@ static char **collect(const struct message *request, const char *key) {
     char **list = malloc(count * sizeof *list), **next = list;
     if (!list) _exit(71);
     for (const char *v = NULL; (v = message_next(request, key, v));) *next++ = (char *)v;
+    *next = NULL;
+    return list;
+}
+
+/* A state brings its own environment: what was unset must not come back. */
+static char **shell_environment(const struct message *request) {
+    char **list = collect(request, "env");
+    if (states.from < 0) return list;
+    char **next = list;
+    for (char **entry = list; *entry; entry++)
+        if (!strncmp(*entry, "__hermes=", 9)) *next++ = *entry;
     *next = NULL;
     return list;
 }
@@ -119,9 +122,13 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     dup2(shell->in, 0);
     dup2(shell->out, 1);
     dup2(shell->err, 2);
-    dup2(shell->wake, FD_WAKE);
+    dup2(job->waking, FD_WAKE);
+    dup2(shell->report, FD_REPORT);
     dup2(job->state, FD_STATE);
-    dup2(shell->script, FD_SCRIPT);
+    dup2(job->script, FD_SCRIPT);
+    dup2(job->stdin_data, FD_INPUT);
+    for (int i = 0; i < PIPES; i++)
+        if (shell->pipes[i] >= 0) dup2(shell->pipes[i], FD_OUT + i);
     if (job->pty) ioctl(0, TIOCSCTTY, 0);
     write_text_file("/proc/self/oom_score_adj", "500"); /* before keeper and init, whatever their rights were */
     sigemptyset(&none);
@@ -135,15 +142,22 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     _exit(127);
 }
 
+static void close_ends(const struct ends *shell) {
+    close(shell->in);
+    if (shell->out != shell->in) close(shell->out);
+    close(shell->report);
+    for (int i = 0; i < PIPES; i++)
+        if (shell->pipes[i] >= 0) close(shell->pipes[i]);
+}
+
 const char *start_shell(struct job *job, const struct message *request) {
-    struct ends shell = {request->fds[1], request->fds[2], -1, -1, -1, {-1, -1}};
-    if (request->n_fds < 3) return "receive the script's descriptors";
-    job->pty = message_number(request, "pty", 0);
+    struct ends shell = {.in = -1, .out = -1, .err = -1, .report = -1, .listener = {-1, -1}};
     const char *failed = open_channels(job, &shell, request), *program = message_get(request, "program");
     if (failed) return failed;
-    fcntl(job->out, F_SETFL, O_NONBLOCK | (job->pty ? O_RDWR : 0));
-    if (job->err >= 0) fcntl(job->err, F_SETFL, O_NONBLOCK);
-    char **arguments = collect(request, "arg"), **environment = collect(request, "env");
+    for (int i = 0; i < PIPES; i++)
+        if (job->pipes[i] >= 0) fcntl(job->pipes[i], F_SETFL, O_NONBLOCK | (job->pty ? O_RDWR : 0));
+    fcntl(job->report, F_SETFL, O_NONBLOCK);
+    char **arguments = collect(request, "arg"), **environment = shell_environment(request);
     job->listener = -1;
     if (slot.no_inet && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, shell.listener)) return "socketpair";
     job->shell = vfork();
@@ -156,8 +170,6 @@ const char *start_shell(struct job *job, const struct message *request) {
     }
     free(arguments);
     free(environment);
-    close(shell.in);
-    if (!job->pty) close(shell.out);
-    if (shell.err != shell.out) close(shell.err);
+    close_ends(&shell);
     return NULL;
 }

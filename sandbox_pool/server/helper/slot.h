@@ -128,21 +128,58 @@ int count_mounts(void);
 /* keeper.c, shell.c */
 void keeper_main(int sock, struct message *request);
 
+/* The shell's descriptors and its pipes for output; shell.py has the same. */
+enum { FD_WAKE = 240, FD_REPORT, FD_STATE, FD_SCRIPT, FD_INPUT, FD_OUT, PIPES = 6 };
+
 struct job {
     int sock;
-    pid_t shell;
-    int out, err;      /* read ends of the command's pipes; -1 once closed */
+    pid_t shell;       /* 0 once it has ended */
+    int pipes[PIPES];  /* read ends of what commands write to; -1 once closed. A background process uses the first */
     int input;         /* write end of a background process's stdin, or the PTY */
-    int state;         /* memory file shared with the shell */
     int listener;      /* where the kernel asks about connections of the command; -1 where it does not */
-    bool pty;
+    int wake, waking;  /* both ends: what is still in this pipe the shell has not taken */
+    int report;        /* where the shell says that a command has ended */
+    int state, script, stdin_data; /* memory files shared with the shell */
+    int saved;         /* the last complete state; the shell cannot reach it */
+    bool pty, background;
 };
 
-enum { FD_WAKE = 200, FD_STATE = 201, FD_SCRIPT = 202 };
 const char *start_shell(struct job *job, const struct message *request);
 
+/* states.c: memory files of sessions, kept by the init so that they outlive whoever wrote them */
+struct states {
+    int saved, from; /* of the job that is being started */
+};
+extern struct states states;
+bool open_states(const struct message *request);
+void store_state(const struct message *request);
+void forget_state(const struct message *request);
+void send_state(int control, const struct message *request);
+
+/* session.c */
+struct report {
+    char *directory; /* heap; NULL when there was none */
+    int status;      /* -1: the shell is about to end, and its end is the status */
+};
+bool copy_file(int from, int to);
+bool write_script(struct job *job, const struct message *request, int out, int err);
+bool shell_took_command(const struct job *job);
+bool read_report(struct job *job, struct report *report);
+bool save_state(const struct job *job);
+
 /* tree.c */
-int kill_descendants(pid_t ancestor);
+struct process {
+    pid_t pid, parent;
+    unsigned long long started;
+    bool dead, below;
+};
+struct processes {
+    struct process *list;
+    size_t count;
+};
+struct processes processes_below(pid_t ancestor, const struct processes *spared);
+bool has_children(pid_t pid, pid_t except);
+int kill_descendants(pid_t ancestor, const struct processes *spared);
 int count_processes(void);
 
 /* capture.c: head and tail of a stream, exact counts, whole log in the slot when it is longer than the cap */
@@ -160,6 +197,7 @@ struct capture {
 void capture_begin(struct capture *capture, size_t max_chars, const char *log_path);
 void capture_add(struct capture *capture, const char *data, size_t size);
 void capture_end(struct capture *capture);
+void capture_free(struct capture *capture);
 
 struct ring {
     char *data;

@@ -12,11 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct process {
-    pid_t pid, parent;
-    bool dead, below;
-};
-
 static bool read_process(const char *name, struct process *process) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%.16s/stat", name);
@@ -28,69 +23,102 @@ static bool read_process(const char *name, struct process *process) {
     text[n] = '\0';
     /* The name in parentheses may hold anything, a parenthesis too: what follows the last one is ours. */
     char *after = strrchr(text, ')'), state;
-    if (!after || sscanf(after + 1, " %c %d", &state, &process->parent) != 2) return false;
+    const char *begun = " %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu";
+    if (!after || sscanf(after + 1, begun, &state, &process->parent, &process->started) != 3) return false;
     process->pid = atoi(name);
     process->dead = state == 'Z' || state == 'X';
     process->below = false;
     return true;
 }
 
-static size_t list_processes(struct process **list) {
+static struct processes list_processes(void) {
+    struct processes all = {NULL, 0};
     DIR *proc = opendir("/proc");
-    size_t count = 0, capacity = 0;
-    *list = NULL;
-    if (!proc) return 0;
+    if (!proc) return all;
+    size_t capacity = 0;
     for (struct dirent *entry; (entry = readdir(proc));) {
         if (!isdigit((unsigned char)entry->d_name[0])) continue;
-        if (count == capacity) {
+        if (all.count == capacity) {
             capacity = capacity ? capacity * 2 : 64;
-            *list = realloc(*list, capacity * sizeof **list);
-            if (!*list) _exit(71);
+            all.list = realloc(all.list, capacity * sizeof *all.list);
+            if (!all.list) _exit(71);
         }
-        if (read_process(entry->d_name, &(*list)[count])) count++;
+        if (read_process(entry->d_name, &all.list[all.count])) all.count++;
     }
     closedir(proc);
-    return count;
+    return all;
 }
 
-/* Marks what is below `ancestor`; a parent may come after its child in the list, hence until nothing changes. */
-static void mark_below(struct process *list, size_t count, pid_t ancestor) {
+static bool is_among(const struct processes *known, const struct process *process) {
+    for (size_t i = 0; known && i < known->count; i++)
+        if (known->list[i].pid == process->pid && known->list[i].started == process->started) return true;
+    return false;
+}
+
+/* Marks what is below `ancestor`, but not below what is spared; a parent may come after its child in the list, hence until
+ * nothing changes. */
+static void mark_below(struct processes *all, pid_t ancestor, const struct processes *spared) {
     for (bool changed = true; changed;) {
         changed = false;
-        for (size_t i = 0; i < count; i++) {
-            if (list[i].below || list[i].pid == ancestor) continue;
-            bool below = list[i].parent == ancestor;
-            for (size_t j = 0; !below && j < count; j++) below = list[j].below && list[j].pid == list[i].parent;
-            if (below) list[i].below = changed = true;
+        for (size_t i = 0; i < all->count; i++) {
+            struct process *process = &all->list[i];
+            if (process->below || process->pid == ancestor || is_among(spared, process)) continue;
+            bool below = process->parent == ancestor;
+            for (size_t j = 0; !below && j < all->count; j++)
+                below = all->list[j].below && all->list[j].pid == process->parent;
+            if (below) process->below = changed = true;
         }
     }
 }
 
-static int signal_below(pid_t ancestor, int signal_number) {
-    struct process *list;
-    size_t count = list_processes(&list);
+/* All of them that live, to be freed by the caller. */
+struct processes processes_below(pid_t ancestor, const struct processes *spared) {
+    struct processes all = list_processes();
+    mark_below(&all, ancestor, spared);
+    size_t kept = 0;
+    for (size_t i = 0; i < all.count; i++)
+        if (all.list[i].below && !all.list[i].dead) all.list[kept++] = all.list[i];
+    all.count = kept;
+    return all;
+}
+
+/* Whether a process with one thread has a child besides this one, dead ones too. A kernel that cannot tell says yes. */
+bool has_children(pid_t pid, pid_t except) {
+    char path[64], text[64], expected[32];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", pid, pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return true;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n < 0) return true;
+    text[n] = '\0';
+    snprintf(expected, sizeof expected, "%d ", except);
+    return n > 0 && strcmp(text, expected) != 0;
+}
+
+static int signal_below(pid_t ancestor, int signal_number, const struct processes *spared) {
+    struct processes all = list_processes();
     int reached = 0;
-    mark_below(list, count, ancestor);
-    for (size_t i = 0; i < count; i++)
-        if (list[i].below && !list[i].dead && kill(list[i].pid, signal_number) == 0) reached++;
-    free(list);
+    mark_below(&all, ancestor, spared);
+    for (size_t i = 0; i < all.count; i++)
+        if (all.list[i].below && !all.list[i].dead && kill(all.list[i].pid, signal_number) == 0) reached++;
+    free(all.list);
     return reached;
 }
 
 /* A stopped process cannot fork: once two passes reach the same number, nothing new appears, and all can be killed. */
-int kill_descendants(pid_t ancestor) {
-    int before = -1, reached = signal_below(ancestor, SIGSTOP);
+int kill_descendants(pid_t ancestor, const struct processes *spared) {
+    int before = -1, reached = signal_below(ancestor, SIGSTOP, spared);
     for (int pass = 0; reached != before && pass < 100; pass++) {
         before = reached;
-        reached = signal_below(ancestor, SIGSTOP);
+        reached = signal_below(ancestor, SIGSTOP, spared);
     }
-    for (int pass = 0; pass < 100 && signal_below(ancestor, SIGKILL) > 0; pass++) usleep(200);
+    for (int pass = 0; pass < 100 && signal_below(ancestor, SIGKILL, spared) > 0; pass++) usleep(200);
     return reached;
 }
 
 int count_processes(void) {
-    struct process *list;
-    size_t count = list_processes(&list);
-    free(list);
-    return (int)count;
+    struct processes all = list_processes();
+    free(all.list);
+    return (int)all.count;
 }

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable
 
 from ..faults import SlotError
-from ..slots import shell
 from ..slots.channel import Message
-from ..slots.instance import Instance, check_env
+from ..slots.instance import Instance, surroundings
 from ..slots.jobs import Job, exit_code
 from ..slots.slots import Slot
 from .peer import Reply, Request
@@ -19,20 +18,12 @@ _numbers = itertools.count(1)
 
 
 async def _spawn(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
-    instance.check_alive()
     _forget_oldest(instance)
     header = request.header
-    script = shell.spawn_script(
-        body.decode("utf-8", "surrogateescape"),
-        cwd=header.get("cwd"),
-        current=instance.cwd,
-        previous=instance.previous,
-        workdir=instance.workdir,
-        env=check_env(header.get("env")),
-    )
     terminal = (int(header.get("rows", 30)), int(header.get("cols", 120))) if header.get("pty") else None
-    job = Job(instance, background=True, terminal=terminal)
-    job.run(script, timeout_ms=0, max_chars=0, log_path="/")
+    fields = surroundings(header)
+    job = instance.spawn(terminal)
+    job.run(body, fields)
     pid = await job.started
     name = f"p{next(_numbers)}"
     instance.processes[name] = job

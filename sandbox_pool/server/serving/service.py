@@ -238,11 +238,10 @@ async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
 async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
     header = request.header
     split = int(header.get("command", len(body)))
-    command, stdin = body[:split].decode("utf-8", "surrogateescape"), body[split:]
-    for _ in range(START_ATTEMPTS):
-        job, log = instance.start(header, command, stdin)
+    for attempt in range(START_ATTEMPTS):
+        job, log = instance.start(header, body[:split], body[split:])
         message = await _run(instance, job, log, request)
-        if job.ran:  # else its shell was killed while it waited, and nothing has been done
+        if not instance.not_begun(job, message, attempt):
             break
     return instance.finish(header, job, log, message)
 
@@ -260,8 +259,8 @@ async def _run(instance: Instance, job: Job, log: str, request: Request) -> Mess
         late = loop.call_later(KEEPER_GRACE_S, job.drop)
         message = await job.outcome()  # the caller hears of the cancellation only when nothing of the command is left
         late.cancel()
+        reply, output = instance.finish(request.header, job, log, message)
         if request.header.get("tell_stopped"):
-            reply, output = instance.finish(request.header, job, log, message)
             request.push("stopped", output, **reply)
         raise
     finally:

@@ -8,12 +8,12 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError, file_error
 from . import shell
-from .channel import Channel, Message, encode_fields, message_pair
+from .channel import Channel, Fields, Message, encode_fields, message_pair
 from .zygote import failure_text
 
 if TYPE_CHECKING:
@@ -25,69 +25,62 @@ ALIVE_MS = 10_000
 _numbers = itertools.count(1)
 
 
-def shell_fields(state: bytes, boot: str, program: Sequence[str]) -> bytes:
-    """How a shell that starts from this state is to be started: made once per state, used for every command."""
-    env, restore_from = shell.split_state(state)
+def next_number() -> int:
+    """Of a job, or of a state that came from elsewhere."""
+    return next(_numbers)
+
+
+def shell_fields(environment: Mapping[str, str], boot: str, program: Sequence[str]) -> bytes:
+    """How a shell is to be started: made once per environment, used for every one."""
     # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
     fields: list[tuple[str, Any]] = [("program", program[0])]
     fields += [("arg", word) for word in (*program, "-c", shell.START, "bash")]
-    fields += [("env", name.encode() + b"=" + value) for name, value in env]
-    fields += [("env", f"__hermes={boot}"), ("state_size", len(state)), ("restore_from", restore_from)]
+    fields += [("env", f"{name}={value}") for name, value in environment.items()]
+    fields.append(("env", f"__hermes={boot}"))
     return encode_fields(fields)
 
 
 class Job:
-    """A keeper and the shell it started, waiting for its command or running it."""
+    """A keeper and the shell it started: of a session, one command after the other, or of one background process."""
 
     def __init__(
         self,
         instance: Instance,
+        fields: bytes,
         *,
-        stdin: bytes | None = None,
-        separate: bool = False,
+        state: int = 0,
         background: bool = False,
         terminal: tuple[int, int] | None = None,
     ) -> None:
         self.instance = instance
-        self.state = instance.state
         self.background = background
-        loop = asyncio.get_running_loop()
-        self.exit: asyncio.Future[Message] = loop.create_future()
-        self.started: asyncio.Future[int] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self.exit: asyncio.Future[Message] = self._loop.create_future()
+        self.started: asyncio.Future[int] = self._loop.create_future()
         self.on_alive: Callable[[float], None] | None = None
         self._logs: dict[int, asyncio.Future[Message]] = {}
-        self.ran = True
         self._serial = 0
         self._began = 0.0
         ours, theirs = message_pair()
-        # The shell waits on a pipe of ours: it is woken without a detour through its keeper.
-        wake_read, self._wake = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._wake, False)
-        self._script = os.memfd_create("script")
         self.channel = Channel(ours, self._on_message, self._on_close)
-        self.id = next(_numbers)
-        kind: list[tuple[str, Any]] = [("id", self.id)]
+        self.id = next_number()
+        kind: list[tuple[str, Any]] = [("id", self.id), ("from", state)]
         if background:
             kind.append(("background", 1))
-        if separate:
-            kind.append(("separate", 1))
-        if stdin is not None:
-            kind.append(("stdin", 1))
         if terminal:
             kind += [("pty", 1), ("rows", terminal[0]), ("cols", terminal[1])]
-        fields = encode_fields(kind) + (instance.spawn_fields if background else instance.exec_fields)
-        raw = self.state + stdin if stdin else self.state
-        instance.control.send("job", fields, raw, fds=[theirs.fileno(), wake_read, self._script])
+        instance.control.send("job", encode_fields(kind) + fields, fds=[theirs.fileno()])
         theirs.close()
-        os.close(wake_read)
         instance.jobs.add(self)
 
     def _on_message(self, message: Message) -> None:
         if message.op == "exit":
-            if not self.background:
-                self._finish()
             if not self.exit.done():
                 self.exit.set_result(message)
+        elif message.op == "gone":
+            if not self.exit.done():  # its shell ended while it waited: a command that is on its way there is not begun
+                self.exit.set_result(Message("exit", {"begun": "0"}, b""))
+            self._finish()
         elif message.op == "alive":
             if self.on_alive is not None:
                 self.on_alive(message.number("us") / 1e6)
@@ -133,34 +126,20 @@ class Job:
         self._logs.clear()
 
     def _finish(self) -> None:
-        self._close_script()
         self.channel.close()
-        self.instance.jobs.discard(self)
+        self.instance.job_ended(self)
 
-    def run(self, script: bytes, *, timeout_ms: int, max_chars: int, log_path: str, alive_ms: int = ALIVE_MS) -> None:
-        """Hand the waiting shell its command."""
-        fields: list[tuple[str, Any]] = [
-            ("timeout_ms", timeout_ms),
-            ("max_chars", max_chars),
-            ("log", log_path),
-            ("alive_ms", alive_ms),
-        ]
+    def run(self, command: bytes, fields: Fields = (), stdin: bytes | None = None) -> None:
+        """Hand the waiting shell a command; its outcome arrives at `exit`."""
+        if b"\0" in command:
+            raise SlotError("refused", "a command cannot hold a NUL character")
+        if self.exit.done():
+            self.exit = self._loop.create_future()
         self._began = time.monotonic()
-        self.channel.send("run", fields)
-        view = memoryview(script)
-        while view:
-            view = view[os.write(self._script, view) :]
-        try:
-            os.write(self._wake, b"\n")
-        except OSError:
-            self.ran = False  # its shell was killed while it waited
-        self._close_script()
-
-    def _close_script(self) -> None:
-        if self._wake >= 0:
-            os.close(self._wake)
-            os.close(self._script)
-            self._wake = self._script = -1
+        if stdin is None:
+            self.channel.send("run", fields, command)
+        else:
+            self.channel.send("run", [*fields, ("stdin", 1), ("command", len(command))], command + stdin)
 
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""
@@ -191,7 +170,7 @@ class Job:
         return await future
 
     def discard(self) -> None:
-        """Let go; a command that still runs is killed by its keeper."""
+        """Let go; its keeper kills the shell, and what a command that still runs has started."""
         self._finish()
 
 

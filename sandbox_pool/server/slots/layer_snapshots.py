@@ -43,14 +43,13 @@ class ShellState:
 
     variables: bytes
     cwd: str
-    previous: str
     root: str
     """The slot's directory where slots have no root of their own; paths in the state begin with it."""
 
     def moved_to(self, root: str) -> ShellState:
         """The same state for a slot with another directory."""
-        cwd, previous = self.cwd.replace(self.root, root), self.previous.replace(self.root, root)
-        return ShellState(self.variables.replace(self.root.encode(), root.encode()), cwd, previous, root)
+        variables = self.variables.replace(self.root.encode(), root.encode())
+        return ShellState(variables, self.cwd.replace(self.root, root), root)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class SnapshotStore:
                 owner = run_uid(self._level, self._place, slot.index)
                 await self._unpack(root, source.read, *([] if owner is None else [("owner", owner)]))
         if state is not None:
-            instance.restore(state.variables, state.cwd, state.previous)
+            instance.restore(state.variables, state.cwd)
 
     async def _write_small(self, packed: bytes, slot: Slot, instance: Instance) -> None:
         """Into a slot that nobody has worked in. What its image has there was packed, or removed by the agent."""
@@ -140,7 +139,7 @@ class SnapshotStore:
         root = "" if self._level.namespaces else os.path.dirname(instance.workdir)
         disk_mb = json.loads(slot.shape)[0].get("disk_mb")
         limit = [("max_bytes", (disk_mb << 20) + OVERHEAD)] if disk_mb else []
-        state = ShellState(instance.state, instance.cwd, instance.previous, root) if keep_state else None
+        state = ShellState(await instance.saved_state(), instance.cwd, root) if keep_state else None
         pack = self._pack_workdir if workspace else self._pack_slot
         with pack(instance, limit) as source:
             await source.status()
@@ -233,7 +232,7 @@ class SnapshotStore:
         """The snapshot as a byte stream for another host."""
         snapshot = await self._as_layers(name)
         state = snapshot.state
-        places = None if state is None else [state.cwd, state.previous, state.root]
+        places = None if state is None else [state.cwd, state.root]
         description = {"layers": len(snapshot.layers), "state": places}
         text = json.dumps(description).encode() + b"\0" + (state.variables if state else b"")
         await send(_RECORD.pack(b"m", len(text)) + text)

@@ -1,37 +1,27 @@
-"""The bash side of a command: how a waiting shell receives it, and how its state survives it.
+"""The bash side of a slot's session: a shell that stays, takes one command after the other, and leaves its state.
 
-A shell is started before its command is known, restores the slot's state from a memory file, and waits. The command
-arrives as a script that ends by saving the state for the next shell. All of this uses descriptors with fixed high
-numbers that stdout and stderr know nothing of, so nothing printed can pass for status, directory or state.
+It reads commands from descriptors with fixed high numbers, which no program it starts inherits, and evaluates them
+itself: variables, functions, aliases, options, jobs and traps of signals persist because the shell does. After each
+command it writes its state to a memory file, from which the next shell starts when this one is gone: after `exit`,
+`exec`, `set -e`, a signal, a timeout. Nothing a command prints is interpreted; only the slot's shells read the state.
+
+A command may have redefined what this text is made of. So the first steps after a command are taken in POSIX mode,
+where functions cannot stand in for `unset`, `exec`, `exit` and `set`. They remove a function named `builtin`, through
+which the rest is what it is called. All of the text is parsed before the first command runs, so before any alias.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
-FD_WAKE, FD_STATE, FD_SCRIPT = 200, 201, 202
+FD_WAKE, FD_REPORT, FD_STATE, FD_SCRIPT, FD_INPUT, FD_OUT = range(240, 246)
 """Must agree with the enum in helper/slot.h."""
+PIPES = 6
+"""For output, from FD_OUT on. A command that leaves processes behind leaves its pipe to them."""
 
 START = 'eval "$__hermes"'
 """Argument of `bash -c`; what it evaluates comes from the environment, so that process lists stay readable."""
-# PWD and OLDPWD go first and apart: they change with every cd, and no waiting shell is thrown away for that.
-_SAVE = (
-    '{ builtin printf \'%s\\0%s\\0\' "$PWD" "${OLDPWD-}"; declare +x PWD OLDPWD SHLVL; declare -px; declare -f;'
-    f" alias -p; }} 2>/dev/null >/proc/self/fd/{FD_STATE}"
-)
-# While the command runs, bash keeps the state's descriptor where no program inherits it, and puts it back at the end.
-# A byte on a pipe says that the script is there; bash reads pipes byte by byte, so the script itself is in a file.
-_RECEIVE = (
-    f"unset __hermes; shopt -s expand_aliases; . /proc/self/fd/{FD_STATE}; read -r -u {FD_WAKE} || exit;"
-    f' unset REPLY; . /proc/self/fd/{FD_SCRIPT}; exec {FD_WAKE}<&- {FD_SCRIPT}<&-; eval "unset __hermes; $__hermes";'
-    f' eval "unset __hermes_command; $__hermes_command" {FD_STATE}<&-'
-)
-# After a plain end the state is saved here, so that a command may have an EXIT trap of its own.
-EXEC_BOOT = f"{_RECEIVE}; __hermes=$?; {_SAVE}; __hermes_saved=1; exit $__hermes"
-SPAWN_BOOT = _RECEIVE
-_TRAP = f"[[ ${{__hermes_saved-}} ]] || {{ {_SAVE}; }}"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -45,115 +35,108 @@ def valid_env_name(name: str) -> bool:
     return bool(_NAME.match(name))
 
 
-def _change_directory(cwd: str | None, current: str, previous: str, workdir: str) -> str:
-    if cwd is not None:  # asked for: not being able to go there is the command's failure
-        move = f"cd -- {quote(current)} 2>/dev/null; cd -- {quote(cwd)} || exit 126"
-    else:  # carried over: the last command may have removed it, and the next one must still be able to run
-        move = f"cd -- {quote(current)} 2>/dev/null || cd -- {quote(workdir)} 2>/dev/null || cd /"
-    return f"{move}; OLDPWD={quote(previous)}"
-
-
-def _exports(env: Mapping[str, str]) -> str:
-    return "".join(f"export {name}={quote(value)}; " for name, value in env.items())
-
-
 def login_script(env: Mapping[str, str]) -> str:
     """What a login shell does first; a profile may fail on the way and has been sourced all the same."""
+    exports = "".join(f"export {name}={quote(value)}; " for name, value in env.items())
     return (
         "[ ! -r /etc/profile ] || . /etc/profile\n"
         'for __hermes_file in ~/.bash_profile ~/.bash_login ~/.profile; do [ ! -r "$__hermes_file" ] || '
         '{ . "$__hermes_file"; break; }; done; unset __hermes_file\n'
-        f"{_exports(env)}true"
+        f"{exports}true"
     )
 
 
-def exec_script(
-    command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
-) -> bytes:
-    """A command whose state is saved at its end, also when it calls exit."""
-    prelude = f"{_change_directory(cwd, current, previous, workdir)}; {_exports(env)}trap {quote(_TRAP)} EXIT"
-    return _script(prelude, command)
+def _join(*statements: str) -> str:
+    """On one line: bash counts the lines of a command from where this text is."""
+    return "; ".join(statements)
 
 
-def spawn_script(
-    command: str, *, cwd: str | None, current: str, previous: str, workdir: str, env: Mapping[str, str]
-) -> bytes:
+_HIDE = " ".join(f"{fd}<&-" for fd in range(FD_WAKE, FD_OUT + PIPES))
+"""While a builtin with these redirections runs, bash keeps the descriptors where no program inherits them."""
+_SEE = "__hermes=$?:$SHELLOPTS:$BASHOPTS:"
+# Options that hold for the command that sets them: a later one should not end, or be shown, because of it.
+_CLOSE = "POSIXLY_CORRECT=1; unset -f builtin || exit; set +evx; unset POSIXLY_CORRECT"
+# POSIX mode changes these on its way in or out.
+_OPEN = _join(
+    "[[ $__hermes == *:interactive_comments:* ]] || builtin shopt -u interactive_comments",
+    "[[ $__hermes == *:sourcepath:* ]] || builtin shopt -u sourcepath",
+    "[[ $__hermes == *:inherit_errexit:* ]] || builtin shopt -u inherit_errexit",
+    "[[ $__hermes == *:shift_verbose:* ]] || builtin shopt -u shift_verbose",
+    "[[ $__hermes != *:expand_aliases:* ]] || builtin shopt -s expand_aliases",
+    "[[ $__hermes != *:posix:* ]] || POSIXLY_CORRECT=1",
+    "builtin unset __hermes",
+)
+_STATE = f"/proc/self/fd/{FD_STATE}"
+# A byte on a pipe says that a script is there; bash reads pipes byte by byte, so the script itself is in a file. Its
+# parts end with NUL: what to do first, the command, the word for its report.
+_WAIT = f"builtin read -r -u {FD_WAKE}"
+_READ = f"builtin read -r -d '' -u {FD_SCRIPT}"
+
+
+def _save(status: str) -> str:
+    """Write the state, then report: the word that only this command was given, its status, its directory."""
+    # In this order it can be read back: no alias works and no function is there yet when something else is set.
+    state = ("set +o", "shopt -p", "declare -p", "umask -p", "trap -p", "alias -p", "declare -f")
+    builtins = [f"builtin {part}" for part in ("shopt -u expand_aliases", *state, "printf '%s\\n' '#end'")]
+    return _join(
+        _READ,
+        f"{{ {_join(*builtins)}; }} >|{_STATE}",
+        f'builtin printf \'%s\\0%s\\0%s\\0\' "$REPLY" {status} "${{PWD-}}" >&{FD_REPORT}',
+    )
+
+
+_STATUS = '"${__hermes%%:*}"'
+_QUIET = ">/dev/null 2>&1"
+# For a command that ends the shell itself; one with a trap of its own takes care of its end.
+_LEFT = f"{{ {_SEE}; {_CLOSE}; {_save('exit')}; }} {_QUIET}"
+_FORGET_TRAPS = "builtin trap - DEBUG ERR RETURN EXIT"
+
+
+def _boot(workdir: str) -> str:
+    """Restore the state, if there is one."""
+    restore = _join(f"builtin cd -- {quote(workdir)}", "OLDPWD=$PWD", f". {_STATE}", _CLOSE, _FORGET_TRAPS)
+    # Aliases are for commands, not for what is restored; `_OPEN` finds in `_SEE` that they are wanted.
+    begin = _join("unset __hermes", "shopt -s expand_aliases", _SEE, "shopt -u expand_aliases")
+    return _join(begin, f"{{ {restore}; }} {_QUIET}")
+
+
+def _go_back(workdir: str) -> str:
+    """The directory may have been removed or replaced since the last command."""
+    move = f'builtin cd -- "${{PWD-}}" || builtin cd -- {quote(workdir)} || builtin cd /'
+    return f"[[ ${{PWD-}} -ef . ]] || {{ REPLY=${{OLDPWD-}}; {move}; OLDPWD=$REPLY; }}"
+
+
+def session_boot(workdir: str) -> str:
+    """A shell that takes commands until it is told no more."""
+    leave = _join(_save("exit"), f"REPLY={_STATUS}", _OPEN, "builtin exit $REPLY")
+    finished = _join(
+        _SEE,
+        _CLOSE,
+        f"builtin trap -p EXIT >|{_STATE}",
+        f"builtin read -r -d '' <{_STATE}",
+        # A trap of the command's own for its end is run by ending this shell.
+        f"if [[ $REPLY && $REPLY != *__hermes* ]]; then {leave}; fi",
+        _FORGET_TRAPS,
+        f"{{ {_save(_STATUS)}; }} || builtin exit {_STATUS}",
+    )
+    one = _join(
+        'POSIXLY_CORRECT=1; builtin eval "$REPLY"; unset POSIXLY_CORRECT',
+        f"{{ builtin trap {quote(_LEFT)} EXIT; {_go_back(workdir)}; {_READ}; {_OPEN}; }} 2>/dev/null",
+        f'builtin eval "$REPLY" {_HIDE}',
+        f"{{ {finished}; }} {_QUIET}",
+    )
+    # With `set -n`, or a DEBUG trap that skips all commands, this does nothing and gives 0: then the loop must end.
+    taken = f"if [[ ${{__hermes-}} ]] && {_WAIT} && {_READ}; then [[ '' ]]; fi"
+    return _join(_boot(workdir), f"until {taken}; do {one}; done")
+
+
+def process_boot(workdir: str) -> str:
     """A background process: it starts from the slot's state and leaves none."""
-    prelude = f"exec {FD_STATE}<&-; {_change_directory(cwd, current, previous, workdir)}; {_exports(env)}"
-    return _script(prelude, command)
-
-
-def _script(prelude: str, command: str) -> bytes:
-    if "\0" in command:
-        raise ValueError("a command cannot hold a NUL character")
-    return f"__hermes={quote(prelude)}\n__hermes_command={quote(command)}\n".encode("utf-8", "surrogateescape")
-
-
-STATE_LIMIT = 256 << 10
-"""A larger state is not kept. Must agree with helper/keeper.c."""
-_EXEC_LIMIT = 100 << 10
-"""The kernel refuses a program whose environment holds one string of 128 KiB; bash itself can hold it."""
-# A command can write into the memory file of its state, so what is read here may be hostile. Every pattern below goes
-# over its input once: no two parts of it can match the same byte in two ways.
-_HEAD = re.compile(rb"declare -([A-Za-z]{1,12}) ([A-Za-z_][A-Za-z0-9_]*)(?==|\n)")
-_QUOTED = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_DOLLAR = rb"\$'[^'\\]*(?:\\.[^'\\]*)*'"
-_ARRAY = rb'\([^"$)]*(?:(?:' + _QUOTED + rb"|" + _DOLLAR + rb')[^"$)]*)*\)'
-_VALUE = re.compile(rb"(?:=(" + _QUOTED + rb"|" + _DOLLAR + rb"|" + _ARRAY + rb"))?\n", re.S)
-_ESCAPED = re.compile(rb'\\([$`"\\])')
-
-
-class Declaration(NamedTuple):
-    """One exported variable of a saved state."""
-
-    name: str
-    text: bytes
-    value: bytes | None
-    """None when only bash can tell or hold it: odd quoting, an array, further attributes, no value, a very long one."""
-
-
-def state_of(env: Mapping[str, str]) -> bytes:
-    """The state that a shell with this environment saves, so that a first command changes nothing."""
-    lines = []
-    for name in sorted(env):
-        value = re.sub(r'([$`"\\])', r"\\\1", env[name])
-        lines.append(f'declare -x {name}="{value}"\n')
-    return "".join(lines).encode("utf-8", "surrogateescape")
-
-
-def split_state(state: bytes) -> tuple[list[tuple[str, bytes]], int]:
-    """Variables that can be given to exec directly, and the offset from which on bash must read the state itself."""
-    env: list[tuple[str, bytes]] = []
-    position = 0
-    for declaration in _declarations(state)[0]:
-        if declaration.value is None:
-            break
-        env.append((declaration.name, declaration.value))
-        position += len(declaration.text)
-    return env, position
-
-
-def restore_env(state: bytes, before: bytes, names: Mapping[str, str]) -> bytes:
-    """`state` with the variables given for one command only put back to what they were in `before`."""
-    if not names:
-        return state
-    variables, rest = _declarations(state)
-    kept = [variable for variable in variables if variable.name not in names]
-    kept += [variable for variable in _declarations(before)[0] if variable.name in names]
-    return b"".join(variable.text for variable in sorted(kept)) + rest
-
-
-def _declarations(state: bytes) -> tuple[list[Declaration], bytes]:
-    """Exported variables at the head of a saved state, and the rest: functions and aliases."""
-    found: list[Declaration] = []
-    position = 0
-    while True:
-        head = _HEAD.match(state, position)
-        end = _VALUE.match(state, head.end()) if head and b"x" in head[1] else None
-        if head is None or end is None:
-            return found, state[position:]
-        text, value = state[position : end.end()], end[1]
-        plain = head[1] == b"x" and value is not None and value.startswith(b'"') and len(value) < _EXEC_LIMIT
-        content = _ESCAPED.sub(rb"\1", value[1:-1]) if plain and b"\0" not in value else None
-        found.append(Declaration(head[2].decode(), text, content))
-        position = end.end()
+    return _join(
+        _boot(workdir),
+        f"{_WAIT} || builtin exit",
+        f"{{ {_READ}; {_go_back(workdir)}; {_READ}; }} 2>/dev/null",
+        f"POSIXLY_CORRECT=1; exec {_HIDE}; unset POSIXLY_CORRECT",
+        f"{{ {_OPEN}; }} 2>/dev/null",
+        'builtin eval "$REPLY"',
+    )

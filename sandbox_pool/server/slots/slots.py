@@ -25,7 +25,7 @@ from .zygote import BuildError, Zygote, slot_fields
 
 KILL_TIMEOUT_S = 10.0
 PROOF_TIMEOUT_S = 15.0
-PROOF = "echo $((6*7)); read -r word _ </proc/self/status; echo $word"
+PROOF = b"echo $((6*7)); read -r word _ </proc/self/status; echo $word"
 
 
 class Slot:
@@ -288,7 +288,7 @@ class Slots:
             slot.shape = shape
         slot.instance.set_environment(check_env(spec.get("env")))
         if login:
-            slot.instance.state = self._logins[login]
+            slot.instance.restore(self._logins[login], slot.instance.workdir)
         slot.instance.warm_up()
 
     async def _clear(self, slot: Slot) -> None:

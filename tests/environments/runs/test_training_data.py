@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from agent_loop.local_models.standin import StandIn
+from agent_loop.local_models.standin.policies import wild
+from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import Message, Segment
+from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.model.tokens.template import MessageShape, TemplateRefused
 from agent_loop.records.record import RolloutRecord
@@ -29,6 +34,8 @@ from support.env_records import record
 from support.records import make_record
 from support.template_cases import TemplateCase, template_cases
 from support.token_records import tokenized
+from support.tokens_rollouts import Rollout
+from tool_parsers import get_parser
 
 COMMAND = 'grep -c "a\\tb" \'über\'.txt && echo "{done}"'
 TOOLS = [
@@ -135,6 +142,28 @@ def test_traces_and_tables_hold_the_exact_tokens() -> None:
     own.segments = [Segment([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25])]
     row = parquet_row(own, AS_OBJECTS)
     assert (row["tokens"], row["mask"], row["logprobs"]) == ([[1, 2, 3]], [[0, 1, 1]], [[0.0, -0.5, -0.25]])
+
+
+async def test_a_trace_goes_on_within_a_segment_and_nowhere_else() -> None:
+    """What TRL and others make rows of: a prompt that does not continue the last call begins another."""
+    async with StandIn(wild, seed=3) as standin:
+        backend = VllmBackend(standin.url, model="standin")
+        recorder = Recorder(backend, probe_template(standin.tokenizer), get_parser("hermes"))
+        records = []
+        for number in range(30):
+            rollout = Rollout(recorder, Random(f"trace {number}"), context_tokens=450)
+            await rollout.play(6)
+            records.append(rollout.record(f"r{number}"))
+        await backend.close()
+    for own in records:
+        rows: list[list[int]] = []
+        for turn in openenv_row(own, AS_OBJECTS)["turns"]:
+            prompt, sampled = turn["prompt_token_ids"], turn["completion_token_ids"]
+            if not rows or prompt[: len(rows[-1])] != rows[-1]:
+                rows.append([])
+            rows[-1] = prompt + sampled
+        assert rows == [segment.tokens for segment in own.segments]
+    assert sum(len(own.segments) > 1 for own in records) > 5
 
 
 # -- rendered by the templates of models --------------------------------------------------------------------------

@@ -35,11 +35,9 @@ async def test_exit_code_and_output(sandbox: Sandbox) -> None:
 
 
 async def test_environment_directory_functions_and_aliases_persist(sandbox: Sandbox) -> None:
-    await sandbox.exec(
-        "export A=$'x\\n\"y' ; B=lost; cd /etc; f() { echo f-$1; }; export -f f; alias hi='echo aliased'"
-    )
+    await sandbox.exec("export A=$'x\\n\"y' ; B=own; cd /etc; f() { echo f-$1; }; export -f f; alias hi='echo aliased'")
     result = await sandbox.exec('echo "$A|${B-unset}|$PWD"; f 1; bash -c "f 2"; hi')
-    assert result.output == 'x\n"y|unset|/etc\nf-1\nf-2\naliased\n'
+    assert result.output == 'x\n"y|own|/etc\nf-1\nf-2\naliased\n'
     assert result.cwd == "/etc"
 
 
@@ -65,6 +63,9 @@ async def test_env_of_one_command_does_not_persist(sandbox: Sandbox) -> None:
     first = await sandbox.exec("echo $ONCE $KEEP; export NEW=1", env={"ONCE": "a 'b'", "KEEP": "new"})
     assert first.output == "a 'b' new\n"
     assert (await sandbox.exec("echo ${ONCE-none} $KEEP $NEW")).output == "none old 1\n"
+    gone = await sandbox.exec("cd ..; bash -c 'echo $ONCE'; exit 3", cwd="/usr/bin", env={"ONCE": "b"}, stdin="")
+    assert (gone.output, gone.exit_code, gone.cwd) == ("b\n", 3, "/usr")
+    assert (await sandbox.exec("echo ${ONCE-none} $KEEP $NEW $PWD")).output == "none old 1 /usr\n"
 
 
 async def test_an_impossible_variable_name_is_refused(sandbox: Sandbox) -> None:
@@ -213,10 +214,73 @@ async def test_a_very_long_command_runs(sandbox: Sandbox) -> None:
     assert (await sandbox.exec(f"v='{text}'; echo ${{#v}}")).output == "2000000\n"
 
 
-async def test_shell_pid_is_its_own(sandbox: Sandbox) -> None:
-    first, second = await sandbox.exec("echo $$ $BASHPID"), await sandbox.exec("echo $$")
+async def test_the_shell_stays(sandbox: Sandbox) -> None:
+    """With all that a shell has: its process, variables, options, jobs, open files, its mask."""
+    first = await sandbox.exec(
+        "echo $$ $BASHPID; own=1; list=(a 'b c'); declare -A map=([k]=v); set -o pipefail; shopt -s extglob; umask 027;"
+        " exec 7>seven; trap 'echo caught' USR1; sleep 600 & sleep 601 &"
+    )
+    second = await sandbox.exec(
+        'echo $$; echo "$own ${list[1]} ${map[k]}"; [[ -o pipefail ]] && echo 1; shopt -q extglob && umask;'
+        " echo to >&7; cat seven; kill -USR1 $$; jobs | wc -l; kill $! %1; wait; jobs -r | wc -l"
+    )
     mine, real = first.output.split()
-    assert mine == real != second.output.strip()
+    assert mine == real
+    assert second.output == f"{mine}\n1 b c v\n1\n0027\nto\ncaught\n2\n0\n"
+
+
+ENDS = {
+    "exit": ("exit 5", 5),
+    "exec": ("exec true", 0),
+    "kill": ("kill -9 $$", 137),
+    "errexit": ("set -e; false", 1),
+    "unset": ("set -u; echo $nothing", 127),
+    "noexec": ("set -n", 0),
+    "own trap": ("trap 'true' EXIT", 0),
+    "timeout": ("sleep 60", 124),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_the_next_shell_has_the_state_of_the_one_that_ended(sandbox: Sandbox, how: str) -> None:
+    command, code = ENDS[how]
+    await sandbox.exec(
+        "own=1; list=(a 'b c'); f() { echo \"f $1\"; }; alias hi='echo aliased'; set -o pipefail; shopt -s extglob;"
+        " umask 027; readonly fixed=2; trap 'echo caught' USR1; mkdir -p d; cd d; sleep 602 & "
+    )
+    assert (await sandbox.exec(command, timeout_s=1 if how == "timeout" else 60)).exit_code == code
+    after = await sandbox.exec(
+        'echo "$own ${list[1]} $fixed"; f 1; hi; [[ -o pipefail ]] && echo 1; shopt -q extglob && umask;'
+        " kill -USR1 $$; basename $PWD"
+    )
+    assert after.output == "1 b c 2\nf 1\naliased\n1\n0027\ncaught\nd\n"
+    assert await alive(sandbox, "602") == 1
+
+
+async def test_options_for_one_command_do_not_stay(sandbox: Sandbox) -> None:
+    await sandbox.exec("set -evx")
+    assert (await sandbox.exec("false; echo on")).output == "on\n"
+
+
+async def test_output_of_what_was_left_running_is_not_that_of_a_later_command(sandbox: Sandbox) -> None:
+    """However many there are, and also when their shell has no pipe left for another."""
+    for number in range(9):
+        await sandbox.exec(
+            f"own=$((own + 1)); (until [ -e go ]; do sleep 0.02; done; echo late; touch done.{number}) &"
+        )
+        assert (await sandbox.exec("echo here")).output == "here\n"
+    waited = await sandbox.exec("touch go; until [ $(ls | grep -c done) = 9 ]; do sleep 0.02; done; echo mine $own")
+    assert waited.output == "mine 9\n"
+
+
+async def test_a_session_goes_on_beside_a_command_that_runs(sandbox: Sandbox) -> None:
+    """What the commands beside it leave is there for those after them; the one that ends last leaves its own."""
+    long = asyncio.create_task(sandbox.exec("A=long; touch began; until [ -e go ]; do sleep 0.02; done"))
+    await eventually_prints(sandbox, "ls began", "began\n")
+    await sandbox.exec("A=beside; B=2")
+    assert (await sandbox.exec("echo $A $B; touch go")).output == "beside 2\n"
+    await long
+    assert (await sandbox.exec("echo $A $B")).output == "long\n"
 
 
 async def test_the_same_request_id_runs_nothing_twice(sandbox: Sandbox) -> None:

@@ -74,7 +74,7 @@ async def slot(command: list[str], tmp_path: Path) -> AsyncIterator[Instance]:
 
 async def run(slot: Instance, command: str, **request: Any) -> tuple[dict[str, Any], str]:
     asked = {"max_chars": 1000, **request}
-    job, log = slot.start(asked, command, b"")
+    job, log = slot.start(asked, command.encode(), b"")
     reply, output = slot.finish(asked, job, log, await job.outcome())
     return reply, output.decode()
 
