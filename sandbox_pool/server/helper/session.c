@@ -1,6 +1,7 @@
 /* How a keeper and its shell speak. The keeper puts a command into a memory file and wakes the shell through a pipe; the
- * shell says on another that the command has ended. What it says counts only behind the word that came with this very
- * command, so that neither an earlier command nor anything else in the slot can speak for it. */
+ * shell says on a socket that the command has ended. What it says counts only behind the word that came with this very
+ * command, so that no earlier command can speak for it, and only from the shell itself: a program that the command
+ * started can read the word in /proc, but the kernel tells who wrote, and nobody can open a socket there. */
 #include "slot.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -117,6 +119,26 @@ static bool find_report(struct report *report) {
     return true;
 }
 
+/* Reads as `read` does, what the shell itself wrote; what others wrote is dropped. The kernel never joins the two. */
+static ssize_t receive_report(const struct job *job, char *data, size_t size) {
+    union {
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
+        struct cmsghdr align;
+    } control;
+    for (;;) {
+        struct iovec part = {data, size};
+        struct msghdr header = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        ssize_t n = recvmsg(job->report, &header, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&header);
+        struct ucred writer = {0};
+        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS) memcpy(&writer, CMSG_DATA(c), sizeof writer);
+        if (writer.pid == job->reporter) return n;
+    }
+}
+
 /* Reads what is there; true when the shell reported the end of this command. */
 bool read_report(struct job *job, struct report *report) {
     for (;;) {
@@ -124,8 +146,7 @@ bool read_report(struct job *job, struct report *report) {
             memmove(heard, heard + sizeof heard / 2, sizeof heard / 2);
             n_heard = sizeof heard / 2;
         }
-        ssize_t n = read(job->report, heard + n_heard, sizeof heard - n_heard);
-        if (n < 0 && errno == EINTR) continue;
+        ssize_t n = receive_report(job, heard + n_heard, sizeof heard - n_heard);
         if (n <= 0) return false;
         n_heard += (size_t)n;
         if (find_report(report)) return true;

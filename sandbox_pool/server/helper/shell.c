@@ -32,6 +32,15 @@ static bool make_pipe(int *read_end, int *write_end) {
     return true;
 }
 
+/* Not a pipe: programs that a command starts could open that again in /proc, and wake the shell or speak for it. */
+static bool make_channel(int *ours, int *theirs) {
+    int ends[2], tell_writer = 1;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return false;
+    *ours = move_high(ends[0]);
+    *theirs = move_high(ends[1]);
+    return setsockopt(*ours, SOL_SOCKET, SO_PASSCRED, &tell_writer, sizeof tell_writer) == 0;
+}
+
 static int memory_file(const char *name) { return move_high(memfd_create(name, MFD_CLOEXEC)); }
 
 static const char *open_pty(struct job *job, struct ends *shell, const struct message *request) {
@@ -71,7 +80,7 @@ static const char *open_channels(struct job *job, struct ends *shell, const stru
     job->input = -1;
     const char *failed = job->background ? open_process(job, shell, request) : open_session(job, shell);
     if (failed) return failed;
-    if (!make_pipe(&job->waking, &job->wake) || !make_pipe(&job->report, &shell->report)) return "make a pipe";
+    if (!make_channel(&job->wake, &job->waking) || !make_channel(&job->report, &shell->report)) return "make a socket";
     job->state = memory_file("state");
     job->script = memory_file("script");
     job->stdin_data = memory_file("stdin");
@@ -163,6 +172,7 @@ const char *start_shell(struct job *job, const struct message *request) {
     job->shell = vfork();
     if (job->shell == 0) run_shell(job, &shell, program, arguments, environment);
     if (job->shell < 0) return "fork the shell";
+    job->reporter = job->shell;
     if (slot.no_inet) {
         close(shell.listener[1]);
         job->listener = take_listener(shell.listener[0]);

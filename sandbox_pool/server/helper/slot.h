@@ -139,6 +139,7 @@ struct job {
     int listener;      /* where the kernel asks about connections of the command; -1 where it does not */
     int wake, waking;  /* both ends: what is still in this pipe the shell has not taken */
     int report;        /* where the shell says that a command has ended */
+    pid_t reporter;    /* who may: `shell`, also when it is gone */
     int state, script, stdin_data; /* memory files shared with the shell */
     int saved;         /* the last complete state; the shell cannot reach it */
     bool pty, background;
