@@ -17,7 +17,7 @@ from environments.config.settings import UserConfig
 from environments.errors import ConfigError
 from environments.listed_items import Item, ListedItemsConfig
 from environments.rollouts.trials import Script, Trials
-from environments.runs.oracle_table import oracle_row, table
+from environments.benchmarks.oracle_table import oracle_row, table
 from hermes_rl import RolloutRecord
 from support.env_pool import DirectoryPool
 

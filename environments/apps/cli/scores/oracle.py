@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from environments.config.yaml_file import find_config
     from environments.launch import configure_logging, load_environment, run_verb
     from environments.runs.comparison import read_run
-    from environments.runs.oracle_table import oracle_row, table
+    from environments.benchmarks.oracle_table import oracle_row, table
 
     for name in args.names:
         find_config(name)
