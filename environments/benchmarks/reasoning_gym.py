@@ -19,8 +19,8 @@ from environments.listed_items import Item
 from sandbox_pool.errors import did_you_mean
 
 INSTALL = "pip install 'hermes-rl[reasoning-gym]'"
-WITHOUT_END = 1_000_000_000
-"""Items that a generator is told to have; it makes each when it is asked for."""
+AT_ONCE = 50
+"""Items that a generator is told to have: some make all of theirs at once. The next ones come from the next seed."""
 EVALUATION = 1 << 30
 """Added to the seed of evaluation items."""
 
@@ -52,7 +52,7 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
                 raise ConfigError(f"env.datasets: unknown generator {name!r}; {did_you_mean(name, known)}")
         self.names = config.datasets or known
         self.handed_out = 0
-        self._made: dict[tuple[str, int], Any] = {}
+        self._made: dict[str, tuple[int, Any]] = {}
         super().__init__(config, *args, **kwargs)
 
     async def setup(self) -> None:
@@ -70,7 +70,7 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
         """One item: the generators take turns."""
         place, which = divmod(number, len(self.names))
         name = self.names[which]
-        entry = await in_thread(lambda: self._generator(name, seed)[place])
+        entry = await in_thread(lambda: self._drawn(name, seed, place)[1])
         return {
             "id": f"{name}-{seed}-{place}",
             "category": name,
@@ -80,16 +80,19 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
             "answer": None if entry["answer"] is None else str(entry["answer"]),
         }
 
-    def _generator(self, name: str, seed: int) -> Any:
-        if (name, seed) not in self._made:
+    def _drawn(self, name: str, seed: int, place: int) -> tuple[Any, Any]:
+        """The generator that made an item, which also judges it, and the item."""
+        block, within = divmod(place, AT_ONCE)
+        drawn_by = (seed + block * AT_ONCE) % 2**32
+        known = self._made.get(name)
+        if known is None or known[0] != drawn_by:
+            options = {**self.config.options.get(name, {}), "seed": drawn_by, "size": AT_ONCE}
             try:
-                made = self.gym.create_dataset(
-                    name, seed=seed, **{"size": WITHOUT_END, **self.config.options.get(name, {})}
-                )
+                known = (drawn_by, self.gym.create_dataset(name, **options))
             except (TypeError, AssertionError, ValueError) as error:
                 raise ConfigError(f"env.options.{name}: {error}") from error
-            self._made[name, seed] = made
-        return self._made[name, seed]
+            self._made[name] = known  # the last one of each name: training goes on from there
+        return known[1], known[1][within]
 
     def format_prompt(self, item: Item) -> list[dict[str, Any]]:
         prompts = needed("reasoning_gym.utils", INSTALL).SYSTEM_PROMPTS
@@ -102,8 +105,8 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
             return 0.0
 
         def score() -> float:
-            generator = self._generator(item["category"], item["seed"])
-            return float(generator.score_answer(answer, generator[item["place"]]))
+            generator, entry = self._drawn(item["category"], item["seed"], item["place"])
+            return float(generator.score_answer(answer, entry))
 
         return float(await in_thread(score))
 

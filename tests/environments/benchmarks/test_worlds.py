@@ -11,13 +11,13 @@ import pytest
 from agent_loop.records.verify import verify
 from agent_loop.tools.tool import ToolFailure
 from environments.base import AgentResult, SandboxContext, ServerConfig
+from environments.benchmarks.oracle_table import oracle_row, table
 from environments.benchmarks.packages import folder_of, needed
 from environments.benchmarks.worlds import WorldEnv
 from environments.config.settings import UserConfig
 from environments.errors import ConfigError
 from environments.listed_items import Item, ListedItemsConfig
 from environments.rollouts.trials import Script, Trials
-from environments.runs.oracle_table import oracle_row, table
 from hermes_rl import RolloutRecord
 from support.env_pool import DirectoryPool
 

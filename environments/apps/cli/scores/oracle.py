@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate each twice, and print the table; exit code 1 when the oracle fails an item."""
+    from environments.benchmarks.oracle_table import oracle_row, table
     from environments.config.yaml_file import find_config
     from environments.launch import configure_logging, load_environment, run_verb
     from environments.runs.comparison import read_run
-    from environments.runs.oracle_table import oracle_row, table
 
     for name in args.names:
         find_config(name)
