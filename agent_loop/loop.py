@@ -57,6 +57,7 @@ class RolloutConfig:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     on_activity: Callable[[str], None] = lambda what: None
     user: User | None = None
+    unlisted: Sequence[ToolSchema] = ()
 
 
 class Rollout:
@@ -69,7 +70,7 @@ class Rollout:
         self.truncations: list[dict[str, Any]] = []
         self.turns_begun = 0
         self.conversation = config.server.open(messages, config.tools)
-        planner = CallPlanner(config.tools, config.valid_names)
+        planner = CallPlanner(config.tools, config.valid_names, config.unlisted)
         self.tools = ToolTurns(config.runtime, planner, config.limits, config.budget)
         self._config = config
         self._limits = config.limits
@@ -279,13 +280,15 @@ class HermesAgentLoop:
         context_strategies: Sequence[Strategy] = (),
         on_activity: Callable[[str], None] | None = None,
         user: User | None = None,
+        unlisted: Sequence[ToolSchema] = (),
     ) -> None:
         """`sampling`, `limits` and `context` hold several values at once; giving a value both ways is an error.
 
         `model` names the model for an `AsyncOpenAI`; `tool_parser` (one of `tool_parsers` or its name) reads calls from
         the text where a chat server does not; `parallel_tools` names tools that `tool_handler` may run together;
         `on_activity` is told each turn and each round of calls, for whoever watches that something happens. `user`
-        answers turns without calls, and ends the conversation with None.
+        answers turns without calls, and ends the conversation with None. `unlisted` are tools of the `runtime` that the
+        prompt does not show: the conversation may tell of them later.
         """
         _said_once("limits", limits, max_turns=max_turns != 30)
         _said_once("context", context, max_context_tokens=max_context_tokens is not None)
@@ -310,6 +313,7 @@ class HermesAgentLoop:
             retry=retry or RetryPolicy(),
             on_activity=on_activity or (lambda what: None),
             user=user,
+            unlisted=tuple(unlisted),
         )
         self._running: set[asyncio.Task[Any]] = set()
         self._cancelled: set[asyncio.Task[Any]] = set()

@@ -36,11 +36,11 @@ from environments.rollouts.planning import check_mcp, choose_tools, content_id, 
 from environments.rollouts.rollout import KeepFunction, Score
 from environments.rollouts.rollouts import GroupResult, Rollouts, RolloutStats
 from environments.runs.store import append_bytes
-from environments.runs.trackers import check_trackers
 from environments.sandboxes import Pool
 from environments.scoring.contexts import SandboxContext, ToolContext
 from environments.scoring.rewards import Rewards
 from environments.scoring.verification import Verdict
+from environments.trackers import check_trackers
 from sandbox_pool.spec import SandboxSpec
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ class HermesAgentBaseEnv(AtroposEnv):
         self.always_allowed: set[str] = set()
         """Rules of `tools.policy` that `allow_command` answered with "always"."""
         self.known_solutions: dict[str, Sequence[Step]] = {}
-        """Prompt -> steps that solve it, for the stand-in."""
+        """Item -> steps that solve it, for the stand-in."""
+        self.plays_solutions = False
+        """Whether the model is a stand-in that wants to know which item it is asked about."""
         self.roles: Callable[[int | None], RolloutRoles] | None = None
         """Makes the judge and the user of a rollout with this seed; None without either."""
         self.model_context: int | None = None
@@ -212,7 +214,8 @@ class HermesAgentBaseEnv(AtroposEnv):
     def solution(self, item: Any) -> Sequence[str | Mapping[str, Any]]:
         """What solves the item, turn by turn, where it is known: the stand-in plays it, well and badly.
 
-        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, or `{"content": ...}`, which is said.
+        A step is a shell command, a call `{"name": ..., "arguments": {...}}`, several as `{"calls": [...]}`, or
+        `{"content": ...}`, which is said; None for the content says what the last command printed.
         """
         return item_field(item, "solution") or ()
 
@@ -310,6 +313,7 @@ class HermesAgentBaseEnv(AtroposEnv):
         ours = [server for server in self.server_configs if isinstance(server, ServerConfig)]
         if ours:
             opened = await opener.open(ours)
+            self.plays_solutions = opener.plays_solutions
             if not self.replayed:
                 self.model_context = opener.context_tokens
             return opened

@@ -29,16 +29,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from environments.base import (
     AgentResult,
-    HermesAgentBaseEnv,
-    HermesAgentEnvConfig,
     Limits,
     SandboxContext,
     Score,
     ToolContext,
 )
 from environments.config.settings import Verification
-from environments.dataset_rows import in_epochs
 from environments.errors import ConfigError
+from environments.listed_items import ListedItemsConfig, ListedItemsEnv
 from environments.scoring.verification import AgentFault
 from sandbox_pool.errors import SandboxFileError, first_invalid
 from sandbox_pool.server.network_rules import EGRESS
@@ -304,7 +302,7 @@ def rewards_in(name: str, data: bytes) -> dict[str, float]:
     return {key: float(value) for key, value in rewards.items()}
 
 
-class HarborConfig(HermesAgentEnvConfig):
+class HarborConfig(ListedItemsConfig):
     """Where the tasks are, and what to run them in."""
 
     tasks: Path | None = Field(
@@ -318,39 +316,24 @@ class HarborConfig(HermesAgentEnvConfig):
         description="As in other environments; Harbor's tasks may change any file of their system, so the whole layer.",
     )
     terminal_timeout: float = Field(default=600.0, gt=0, description="Default timeout of a terminal command.")
-    eval_items: int = Field(default=1_000_000, ge=0, description="Tasks of one evaluation, from the first one on.")
 
 
-class HarborEnv(HermesAgentBaseEnv):
+class HarborEnv(ListedItemsEnv):
     """Task folders in Harbor's format."""
 
     name = "harbor"
     env_config_cls = HarborConfig
     config: HarborConfig
 
-    def __init__(self, config: HarborConfig, *args: Any, **kwargs: Any) -> None:
+    def load_items(self, config: HarborConfig) -> list[dict[str, Any]]:
         if config.tasks is None:
             raise ConfigError("env.tasks is missing: name the tasks as in `hermes-rl evaluate harbor:PATH`")
         self.task_of = read_tasks(config.tasks)
-        self.items = [
-            {"id": name, "category": str(task.file.metadata.get("category", ""))} for name, task in self.task_of.items()
-        ]
         for task in self.task_of.values():
             task.spec(config.sandbox, config.image)
-        if "total_steps" not in config.model_fields_set:
-            config = config.model_copy(update={"total_steps": len(self.items)})  # process: each task once
-        super().__init__(config, *args, **kwargs)
-        self.next_task = 0
-
-    async def setup(self) -> None:
-        """The tasks are read already: what is wrong with them is said before anything is started."""
-
-    async def get_next_item(self) -> dict[str, str]:
-        self.next_task += 1
-        return in_epochs(self.items, self.next_task - 1, self.config.seed)
-
-    async def evaluation_items(self) -> Sequence[dict[str, str]]:
-        return self.items[: self.config.eval_items]
+        return [
+            {"id": name, "category": str(task.file.metadata.get("category", ""))} for name, task in self.task_of.items()
+        ]
 
     def format_prompt(self, item: dict[str, str]) -> str:
         return self.task_of[item["id"]].instruction
@@ -426,13 +409,6 @@ class HarborEnv(HermesAgentBaseEnv):
 
     def solution(self, item: dict[str, str]) -> Sequence[str | Mapping[str, Any]]:
         return self.task_of[item["id"]].solution()
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        """How many tasks were handed out."""
-        return {"next_task": self.next_task}
-
-    def restore_checkpoint(self, state: dict[str, Any]) -> None:
-        self.next_task = int(state["next_task"])
 
 
 async def _must(ctx: SandboxContext, command: str, otherwise: str) -> None:

@@ -32,6 +32,12 @@ SHIPPED = {
     "code_tasks": "environments.code_tasks.code_env:CodeTasksEnv",
     "prompts": "environments.prompts:PromptsEnv",
     "harbor": "environments.harbor_tasks:HarborEnv",
+    "human_eval": "environments.benchmarks.human_eval:HumanEvalEnv",
+    "agentbench_os": "environments.benchmarks.agentbench.agentbench_env:AgentBenchEnv",
+    "agentdojo": "environments.benchmarks.agentdojo:AgentDojoEnv",
+    "bfcl": "environments.benchmarks.bfcl:BfclEnv",
+    "tau2": "environments.benchmarks.tau2:Tau2Env",
+    "reasoning_gym": "environments.benchmarks.reasoning_gym:ReasoningGymEnv",
 }
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
@@ -96,9 +102,7 @@ def _named_in(source: str | Path | None, settings: Sequence[str]) -> str:
     name = read_yaml(find_config(source)).data.get("environment")
     if not name:
         load_config(RunConfig, source, settings)
-        raise ConfigError(
-            f"{source}: `environment` is missing: terminal_tasks, code_tasks, prompts, harbor, or module:Class"
-        )
+        raise ConfigError(f"{source}: `environment` is missing: {', '.join(SHIPPED)}, or module:Class")
     return str(name)
 
 

@@ -86,7 +86,8 @@ class ModelOpener:
     ) -> None:
         """`section` names the settings in messages. With `replayed` a tape answers, and no server is started or asked.
 
-        `solutions` (prompt -> steps, read at each request) are what the stand-in plays as `solver` or `oracle`."""
+        `solutions` (item or prompt -> steps, read at each request) are what the stand-in plays as `solver` or
+        `oracle`."""
         self._stack = stack
         self._parser = get_parser(parser)
         self._tokenizer_name = tokenizer_name
@@ -95,6 +96,8 @@ class ModelOpener:
         self._environ = os.environ if environ is None else environ
         self._section = section
         self._replayed = replayed
+        self.plays_solutions = False
+        """Whether a stand-in was opened that does."""
         self.context_tokens: int | None = None
         """The shortest context of the opened servers, as far as they tell it."""
 
@@ -166,12 +169,17 @@ class ModelOpener:
 
     async def _standin(self, server: ServerConfig) -> ModelServer:
         options = checked_options(StandIn, server.options, self._section)
-        policy = self._policy(options.pop("policy", PLAYED_BY_DEFAULT.get(self._section, "solver")))
+        policy = self._policy(options.pop("policy", self._played_by_default()))
         standin = await self._stack.enter_async_context(StandIn(policy, keep_log=False, **options))
         return await self.record(VllmBackend(standin.url, model="standin"), chatml_tokenizer())
 
+    def _played_by_default(self) -> str:
+        return PLAYED_BY_DEFAULT.get(self._section, "solver")
+
     async def _tape_player(self, server: ServerConfig) -> ModelServer:
         """What reads a server's answers, without the server: every request must be on the tape of a rollout."""
+        if server.server_type == "standin":  # it was told the item, so the tape says so
+            self.plays_solutions |= server.options.get("policy", self._played_by_default()) in SOLVERS
         if server.server_type == "openai":
             return ChatServer(_NoServer(), server.model_name, self._parser)
         template = await asyncio.to_thread(lambda: probe_template(self._tokenizer_of(server)))
@@ -191,6 +199,7 @@ class ModelOpener:
             return cast("Policy", wanted)
         name = str(wanted)
         if name in SOLVERS:
+            self.plays_solutions = True
             return solver(self._solutions, SOLVERS[name])
         module_name, _, function = name.partition(":")
         try:

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from environments.base import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, ToolContext, Verdict
-from environments.dataset_rows import dataset_rows, in_epochs
+from environments.base import AgentResult, ToolContext, Verdict
+from environments.dataset_rows import dataset_rows
 from environments.errors import ConfigError
+from environments.listed_items import ListedItemsConfig, ListedItemsEnv
 from sandbox_pool.errors import did_you_mean
 from sandbox_pool.spec import SandboxSpec
 
@@ -27,7 +28,7 @@ Row = dict[str, Any]
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-class PromptsConfig(HermesAgentEnvConfig):
+class PromptsConfig(ListedItemsConfig):
     """Where the rows are, and how to read them."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -45,32 +46,17 @@ class PromptsConfig(HermesAgentEnvConfig):
         "it, or ending in the same number.",
     )
     check_timeout_s: float = Field(default=120.0, gt=0, description="Seconds a row's `check` may take.")
-    eval_items: int = Field(default=1_000_000, ge=0, description="Rows of one evaluation, from the first one on.")
 
 
-class PromptsEnv(HermesAgentBaseEnv):
+class PromptsEnv(ListedItemsEnv):
     """Rows of a dataset as tasks."""
 
     name = "prompts"
     env_config_cls = PromptsConfig
     config: PromptsConfig
 
-    def __init__(self, config: PromptsConfig, *args: Any, **kwargs: Any) -> None:
-        self.rows = _rows(config)
-        if "total_steps" not in config.model_fields_set:
-            config = config.model_copy(update={"total_steps": len(self.rows)})  # process: each row once
-        super().__init__(config, *args, **kwargs)
-        self.next_row = 0
-
-    async def setup(self) -> None:
-        """The rows are there already: what is wrong with them is said before anything is started."""
-
-    async def get_next_item(self) -> Row:
-        self.next_row += 1
-        return in_epochs(self.rows, self.next_row - 1, self.config.seed)
-
-    async def evaluation_items(self) -> Sequence[Row]:
-        return self.rows[: self.config.eval_items]
+    def load_items(self, config: PromptsConfig) -> list[Row]:
+        return _rows(config)
 
     def format_prompt(self, item: Row) -> str | list[dict[str, Any]]:
         prompt = item[self.config.prompt_field]
@@ -100,13 +86,6 @@ class PromptsEnv(HermesAgentBaseEnv):
     def solution(self, item: Row) -> Sequence[str | Mapping[str, Any]]:
         wanted = item.get(self.config.answer_field)
         return item.get("solution") or ([] if wanted is None else [{"content": str(wanted)}])
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        """How many rows were handed out."""
-        return {"next_row": self.next_row}
-
-    def restore_checkpoint(self, state: dict[str, Any]) -> None:
-        self.next_row = int(state["next_row"])
 
 
 def _rows(config: PromptsConfig) -> list[Row]:

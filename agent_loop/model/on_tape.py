@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agent_loop.model.backends.backend import Generation
+from agent_loop.model.backends.backend import ITEM, Generation
 from agent_loop.model.contract import (
     ContextTooLong,
     ModelError,
@@ -48,7 +48,11 @@ async def completed(
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    return {key: value for key, value in asdict(sampling).items() if value not in (None, (), {})}
+    """What decides the answer; which item it is matters to the stand-in alone, and nobody plays one again."""
+    extra = {key: value for key, value in sampling.extra_body.items() if key != ITEM}
+    return {
+        key: value for key, value in (asdict(sampling) | {"extra_body": extra}).items() if value not in (None, (), {})
+    }
 
 
 def _generation(stored: dict[str, Any]) -> Generation:

@@ -106,7 +106,9 @@ class SandboxTools:
         return self
 
     def _offer_to_scripts(self) -> None:
-        self._ctx.script_tools = tuple(tool for tool in self._tools.values() if tool.script_parameters is not None)
+        self._ctx.script_tools = tuple(
+            tool for tool in self._tools.values() if tool.listed and tool.script_parameters is not None
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -122,7 +124,7 @@ class SandboxTools:
 
     def schemas(self) -> Sequence[ToolSchema]:
         """The rollout's tools as OpenAI schemas; execute_code's lists what its scripts may call here."""
-        return [_openai_schema(tool, self._ctx) for tool in self._tools.values()]
+        return [_openai_schema(tool, self._ctx) for tool in self._tools.values() if tool.listed]
 
     def parallel_safe(self, name: str) -> bool:
         """Whether calls of this tool may run at the same time as others of the turn."""

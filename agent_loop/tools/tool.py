@@ -123,6 +123,8 @@ class Tool:
     """Parameters of the function that execute_code offers to scripts, in order; None: not offered."""
     timeout_s: float | None = None
     """How long a call may take; None: as long as the limits of the rollout allow."""
+    listed: bool = True
+    """Whether the prompt shows it. One that is not listed can be called by a model that was told of it later."""
 
     @property
     def name(self) -> str:

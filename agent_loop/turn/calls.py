@@ -132,9 +132,13 @@ def _tool_error(call: ToolCallRecord) -> ToolError:
 class CallPlanner:
     """Checks calls against the tools of one rollout and remembers them, to know duplicates."""
 
-    def __init__(self, tools: Sequence[ToolSchema], valid_names: Collection[str]) -> None:
+    def __init__(
+        self, tools: Sequence[ToolSchema], valid_names: Collection[str], unlisted: Sequence[ToolSchema] = ()
+    ) -> None:
+        """`unlisted` tools may be called, but are told to nobody who asks for another one."""
         self._names = sorted(valid_names)
         self._parameters = {name: _parameters(tools, name) for name in self._names}
+        self._parameters |= {tool["function"]["name"]: tool["function"]["parameters"] for tool in unlisted}
         self._seen: set[tuple[str, bytes]] = set()
 
     def plan(self, call: ToolCallRecord, turn: int) -> None:

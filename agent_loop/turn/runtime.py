@@ -14,10 +14,12 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from agent_loop.model.contract import Message, ToolSchema
 from agent_loop.turn.tool_call import ToolOutcome, ToolStatus
+
+Answer = TypeVar("Answer")
 
 
 class ToolRuntime(Protocol):
@@ -94,13 +96,13 @@ def _is_async(handler: ToolHandler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
-async def in_thread(function: Callable[[], Any]) -> Any:
+async def in_thread(function: Callable[[], Answer]) -> Answer:
     """Call a blocking function in a thread of its own. Cancelled, it is left behind: nothing can stop a thread.
 
     Not `asyncio.to_thread`: a few handlers that hang would use up the threads that everything else needs.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    done: asyncio.Future[Answer] = loop.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
         if done.done():

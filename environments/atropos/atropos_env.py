@@ -31,7 +31,7 @@ from environments.atropos.stops import Stop
 from environments.errors import ConfigError
 from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import write_whole
-from environments.runs.trackers import TrackerName, Trackers, tracked
+from environments.trackers import TrackerName, Trackers, tracked
 
 with deferred_imports():
     from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig

@@ -18,7 +18,7 @@ import orjson
 from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
-from agent_loop.model.backends.backend import GROUP, GROUP_ID
+from agent_loop.model.backends.backend import GROUP, GROUP_ID, ITEM
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
 from agent_loop.tools.config import McpServerConfig
@@ -46,6 +46,9 @@ UNTOLD_CONTEXT = 32_768
 """Tokens of the longest sequence when neither the config nor the server tells."""
 MOST_UNASKED = 131_072
 """A model may take a million tokens, but trainers seldom do, and a group of such rows is gigabytes: ask for them."""
+
+KNOWN_SOLUTIONS = 4096
+"""Items whose solutions the stand-in remembers: those of the groups that run, and some before."""
 
 
 @dataclass(frozen=True)
@@ -151,21 +154,25 @@ def plan_group(
         raise ConfigError(f"sandbox.workdir is {spec.workdir!r}: name a folder below /, which is what is verified")
     timeout_s = max(1, round(config.terminal_timeout))
     longest = env.longest_sequence()
+    item_id, messages = env.item_id(item), first_messages(config, env.format_prompt(item))
+    extra_body = _extra_body(config, group_id)
+    if env.plays_solutions:
+        extra_body[ITEM] = _told(env, item, item_id, messages)
     return RolloutJob(
         rollout_id=group_id,
         group_id=group_id,
         environment=env.name or type(env).__name__,
         policy=env.policy_name,
         item=item,
-        item_id=env.item_id(item),
+        item_id=item_id,
         category=env.category(item),
-        messages=first_messages(config, env.format_prompt(item)),
+        messages=messages,
         tools=tools,
         tool_config=config.tools.model_copy(update={"default_timeout_s": timeout_s}),
         sampling=Sampling(
             temperature=config.agent_temperature if temperature is None else temperature,
             max_tokens=turn_tokens(config, longest),
-            extra_body=_extra_body(config, group_id),
+            extra_body=extra_body,
         ),
         limits=env.limits(item).model_copy(update={"max_turns": config.max_agent_turns}),
         context=ContextPolicy(max_tokens=prompt_tokens(config, longest)),
@@ -188,6 +195,15 @@ def plan_group(
         roles=env.roles,
         user=env.user_reply if env.has_user else None,
     )
+
+
+def _told(env: HermesAgentBaseEnv, item: Any, item_id: str, messages: Sequence[Message]) -> dict[str, Any]:
+    """Let a stand-in know which item it is about to be asked about, and what solves it."""
+    known = env.known_solutions
+    known[item_id] = env.solution(item)
+    while len(known) > KNOWN_SOLUTIONS:
+        known.pop(next(iter(known)))
+    return {"id": item_id, "said": sum(message.get("role") == "assistant" for message in messages)}
 
 
 def choose_tools(config: HermesAgentEnvConfig, group: int) -> ToolChoice:

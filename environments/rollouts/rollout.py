@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.loop import HermesAgentLoop
-from agent_loop.model.contract import ModelError, ModelServer
+from agent_loop.model.contract import Message, ModelError, ModelServer
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord
 from agent_loop.turn.runtime import HandlerRuntime, ToolRuntime
 from environments.atropos.packing import ScoredRollout
 from environments.errors import ConfigError
+from environments.roles import RoleAway
 from environments.rollouts.planning import RolloutJob
 from environments.sandboxes import Pool, Sandbox
 from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext
@@ -129,7 +130,8 @@ class RolloutRunner:
             sandbox = await slot.enter_async_context(self.slot(job, record))
             async with self.tools(job, sandbox, record) as runtime:
                 ctx = SandboxContext(sandbox, scope=job.scope)
-                result = await self._loop(job, runtime, ctx).run(list(job.messages))
+                messages = await self._greeted(job, ctx)
+                result = await self._loop(job, runtime, ctx).run(messages)
             return result, await self.freeze(job, result, sandbox, record)
 
         return await self.judge(job, record, act, slot)
@@ -154,6 +156,8 @@ class RolloutRunner:
             self._blame(record, str(error))
         except SandboxError as error:
             _lose(record, Outcome.SANDBOX_LOST.value, f"{type(error).__name__}: {error}")
+        except RoleAway as error:
+            _lose(record, Outcome.API_ERROR.value, str(error))
         if roles is not None:
             record.roles = roles.to_dict()
             if roles.away is not None and record.trainable:
@@ -228,6 +232,16 @@ class RolloutRunner:
             return sandbox
         return await FrozenWorkspace.take(sandbox, self._pool, job.verification == "layer")
 
+    async def _greeted(self, job: RolloutJob, ctx: SandboxContext) -> list[Message]:
+        """The prompt. Where it does not end with words of the user, they speak before the agent's first turn."""
+        messages = list(job.messages)
+        if job.user is not None and messages[-1].get("role") != "user":
+            answer = await job.user(job.item, messages, ctx)
+            if answer is None:
+                raise RoleAway("the user ended the conversation before it began")
+            messages.append({"role": "user", "content": answer})
+        return messages
+
     def _loop(self, job: RolloutJob, runtime: ToolRuntime, ctx: SandboxContext) -> HermesAgentLoop:
         reply = job.user
         return HermesAgentLoop(
@@ -240,6 +254,7 @@ class RolloutRunner:
             budget_config=job.budget,
             on_activity=job.on_activity,
             user=None if reply is None else lambda messages: reply(job.item, messages, ctx),
+            unlisted=[tool.openai_schema() for tool in job.own_tools if not tool.listed],
         )
 
     async def _score(self, job: RolloutJob, result: AgentResult, left: Left, record: RolloutRecord) -> ScoredRollout:

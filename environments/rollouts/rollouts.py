@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 TRY_AGAIN_S = 0.5
 """Pause before the second try, doubled with each: a disk that is full for three seconds refuses at once, and without a
 pause every item of these seconds would use up its tries."""
-KNOWN_SOLUTIONS = 4096
-"""Prompts whose solutions the stand-in remembers: those of the groups that run, and some before."""
 KEPT_SNAPSHOTS = 32
 """Prepared states that are kept for members of groups that are asked for one by one; nobody says when one is whole."""
 KNOWN_GROUPS = 4096
@@ -297,7 +295,6 @@ class Rollouts:
         try:
             job = from_prepared(plan_group(env, item, result.group_id, index, temperature), start)
             job = replace(job, wire=wire)
-            self._remember_solution(job)
             await self._run(result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None)
         finally:
             if start is not None:
@@ -373,7 +370,6 @@ class Rollouts:
                     known.prepared = True
             index = seed_of(env.config, group)  # draws of tools follow from the name of the group
             job = from_prepared(plan_group(env, item, group_id, index, temperature), known.start)
-            self._remember_solution(job)
             yield job, number
         finally:
             known.users -= 1
@@ -463,13 +459,6 @@ class Rollouts:
             return None
         anew = f"@{self.env.config.sampling_seed}" if self.env.config.sampling_seed else ""
         return seed_of(self.env.config, f"{group}.{attempt_number}{anew}") + member
-
-    def _remember_solution(self, job: RolloutJob) -> None:
-        """Let the stand-in know how to solve what it is about to be asked."""
-        known = self.env.known_solutions
-        known[str(job.messages[-1].get("content"))] = self.env.solution(job.item)
-        while len(known) > KNOWN_SOLUTIONS:
-            known.pop(next(iter(known)))
 
     def _check_prompt_fits(self, record: RolloutRecord) -> None:
         """A prompt without room for its first turn is a mistake of the settings as long as no rollout had room."""

@@ -8,21 +8,25 @@ slot is tried again and then raised, and an error of the reward code is an error
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agent_loop.local_models.standin.solver import Step
 from agent_loop.model.contract import Message
 from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, TurnRecord
-from environments.rollouts.planning import first_messages
+from agent_loop.turn.runtime import ToolRuntime
+from agent_loop.turn.tool_call import ToolCallRecord, ToolStatus
+from environments.rollouts.planning import RolloutJob, plan_group
 from environments.rollouts.rollout import VERIFY_TRIES, Score, as_score
 from environments.rollouts.rollouts import prepared
 from environments.sandboxes import Pool, Sandbox
-from environments.scoring.contexts import FrozenWorkspace, SandboxContext, ToolContext, drop_if_there
+from environments.scoring.contexts import FrozenWorkspace, RolloutScope, SandboxContext, ToolContext, drop_if_there
 from environments.scoring.verification import AgentFault, CheckTimeout
 from sandbox_pool.errors import SandboxDestroyed, SandboxError, SandboxFileError
+from sandbox_pool.results import ExecResult
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv
@@ -32,9 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Script:
-    """What an attempt runs in its slot."""
+    """What an attempt does."""
 
-    commands: Sequence[str] = ()
+    steps: Sequence[Step] = ()
+    """Commands and calls, and what is said."""
     stdin: str = ""
     """Given to every command."""
     survey: str = ""
@@ -46,9 +51,12 @@ class Attempt:
     """How a script ended."""
 
     result: AgentResult
-    """As if a model had called `terminal` for each command and then said what the last one printed."""
+    """As if a model had called `terminal` for each command, and the tools for each call. What it says last is the last
+    text of the script; without one, what the last command printed."""
     frozen: FrozenWorkspace | None
     """None when the script left nothing to judge."""
+    scope: RolloutScope
+    """With the state that the environment's own tools left."""
     surveys: tuple[str, ...] = ()
     failed: str = ""
     """The first command that did not exit with 0."""
@@ -88,35 +96,54 @@ class Trials:
     async def attempted(self, item: Any, start: str, script: Script) -> AsyncIterator[Attempt]:
         """Play a script from the prepared state; what it leaves stays frozen until the block ends."""
         pool, config = opened_pool(self.env), self.env.config
-        steps: list[tuple[str, str]] = []
+        task_id = self._task_id("attempt")
+        plan = plan_group(self.env, item, task_id, 0)
+        job = plan.for_rollout(task_id, plan.sampling)
+        played = _Played(list(job.messages))
         surveys: list[str] = []
-        failed, frozen = "", None
-        async with pool.lease_from(start, self._task_id("attempt")) as sandbox:
-            ctx = SandboxContext(sandbox)
+        frozen = None
+        async with pool.lease_from(start, task_id) as sandbox:
+            ctx = SandboxContext(sandbox, scope=job.scope)
             await self.env.start(item, ctx)
             if script.survey:
                 surveys.append((await ctx.exec(script.survey)).output)
             try:
-                for command in script.commands:
-                    ran = await ctx.exec(
-                        command, timeout_s=config.terminal_timeout, stdin=script.stdin or None, may_time_out=True
-                    )
-                    steps.append((command, ran.output))
-                    failed = failed or (f"`{command[:200]}` exits {ran.exit_code}" if ran.exit_code else "")
+                await self._play(job, sandbox, script, played)
                 if script.survey:
                     surveys.append((await ctx.exec(script.survey)).output)
                 frozen = await FrozenWorkspace.take(sandbox, pool, config.verification == "layer")
             except (AgentFault, SandboxDestroyed, SandboxFileError) as error:
-                failed = failed or str(error)
+                played.failed = played.failed or str(error)
         try:
-            prompt = first_messages(config, self.env.format_prompt(item))
-            yield Attempt(_result(prompt, steps), frozen, tuple(surveys), failed)
+            yield Attempt(played.result(), frozen, job.scope, tuple(surveys), played.failed)
         finally:
             if frozen is not None:
                 await frozen.close()
 
+    async def _play(self, job: RolloutJob, sandbox: Sandbox, script: Script, played: _Played) -> None:
+        """Do what the script says; the tools are made when the first call wants them."""
+        ctx = SandboxContext(sandbox, scope=job.scope)
+        async with AsyncExitStack() as stack:
+            tools: ToolRuntime | None = None
+            for step in script.steps:
+                if isinstance(step, str):
+                    timeout_s = self.env.config.terminal_timeout
+                    ran = await ctx.exec(step, timeout_s=timeout_s, stdin=script.stdin or None, may_time_out=True)
+                    played.ran(step, ran)
+                elif "content" in step:
+                    played.said(played.printed if step["content"] is None else str(step["content"]))
+                else:
+                    if tools is None:
+                        tools = await stack.enter_async_context(job.runtime(sandbox))
+                    await played.called(tools, step.get("calls", [step]))
+
     async def verified(
-        self, item: Any, result: AgentResult, frozen: FrozenWorkspace | None, start: str | None = None
+        self,
+        item: Any,
+        result: AgentResult,
+        frozen: FrozenWorkspace | None,
+        start: str | None = None,
+        scope: RolloutScope | None = None,
     ) -> Score:
         """The score of a frozen workspace; SandboxError when slots fail again and again.
 
@@ -128,7 +155,10 @@ class Trials:
         pool = opened_pool(self.env)
         for left in reversed(range(VERIFY_TRIES)):
             task_id = self._task_id("verify")
-            context = ToolContext(pool.lease_from(start, task_id), frozen, task_id, self.env.verifier_paths)
+            scope = scope or RolloutScope(item)
+            context = ToolContext(
+                pool.lease_from(start, task_id), frozen, task_id, self.env.verifier_paths, scope=scope
+            )
             try:
                 return as_score(await self.env.compute_reward(item, result, context))
             except (SandboxFileError, CheckTimeout, AgentFault, SandboxDestroyed):
@@ -149,15 +179,64 @@ def opened_pool(env: HermesAgentBaseEnv) -> Pool:
     return env.pool
 
 
-def _result(prompt: Sequence[Message], steps: Sequence[tuple[str, str]]) -> AgentResult:
-    messages: list[Message] = list(prompt)
-    turns = []
-    for number, (command, output) in enumerate(steps):
-        call = {"id": f"call_{number}", "type": "function"}
-        call["function"] = {"name": "terminal", "arguments": {"command": command}}  # type: ignore[assignment]
-        turns.append(TurnRecord(number + 1, 0.0, tool_calls=1, message=len(messages)))
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
-    turns.append(TurnRecord(len(steps) + 1, 0.0, message=len(messages)))
-    messages.append({"role": "assistant", "content": steps[-1][1].strip() if steps else ""})
-    return AgentResult(messages, turns_used=len(turns), outcome=Outcome.FINISHED, finished_naturally=True, turns=turns)
+@dataclass
+class _Played:
+    """A trajectory as it grows."""
+
+    messages: list[Message]
+    turns: list[TurnRecord] = field(default_factory=list)
+    calls: list[ToolCallRecord] = field(default_factory=list)
+    printed: str = ""
+    """By the last command."""
+    failed: str = ""
+    """The first step that went wrong."""
+
+    def ran(self, command: str, ran: ExecResult) -> None:
+        """A command, as the call of `terminal` that it stands for."""
+        call = ToolCallRecord("terminal", arguments={"command": command}, status=ToolStatus.OK, text=ran.output)
+        self._turn([call])
+        self.printed = ran.output.strip()
+        if ran.exit_code:
+            self.failed = self.failed or f"`{command[:200]}` exits {ran.exit_code}"
+
+    async def called(self, tools: ToolRuntime, wanted: Sequence[Mapping[str, Any]]) -> None:
+        """Calls of one turn."""
+        calls = []
+        for one in wanted:
+            name, arguments = str(one["name"]), dict(one.get("arguments", {}))
+            call = ToolCallRecord(name, arguments, arguments=arguments, schema_valid=True)
+            call.finish(await tools.call(name, arguments, call_id=""))
+            calls.append(call)
+            if call.error:
+                self.failed = self.failed or f"{name}: {call.error}"
+        self._turn(calls)
+
+    def said(self, text: str) -> None:
+        """A turn without calls."""
+        self.turns.append(TurnRecord(len(self.turns) + 1, 0.0, message=len(self.messages)))
+        self.messages.append({"role": "assistant", "content": text})
+
+    def _turn(self, calls: Sequence[ToolCallRecord]) -> None:
+        self.turns.append(TurnRecord(len(self.turns) + 1, 0.0, tool_calls=len(calls), message=len(self.messages)))
+        for call in calls:
+            call.turn, call.call_id = len(self.turns), f"call_{len(self.calls)}"
+            self.calls.append(call)
+        asked = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+        self.messages.append({"role": "assistant", "content": "", "tool_calls": asked})
+        self.messages += [{"role": "tool", "tool_call_id": call.call_id, "content": call.text} for call in calls]
+
+    def result(self) -> AgentResult:
+        """The trajectory as a rollout's."""
+        if not self.turns or self.turns[-1].tool_calls:
+            self.said(self.printed)
+        return AgentResult(
+            self.messages,
+            turns_used=len(self.turns),
+            outcome=Outcome.FINISHED,
+            finished_naturally=True,
+            turns=self.turns,
+            tool_calls=self.calls,
+        )

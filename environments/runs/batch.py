@@ -26,8 +26,8 @@ from environments.runs.progress import Progress, Tally, progress_for
 from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import RunDiffers, RunStore, write_whole
 from environments.runs.summary import Summary, print_summary, summarize, summary_figures
-from environments.runs.trackers import TrackedProgress, tracked
 from environments.runs.training_data import write_sft
+from environments.trackers import TrackedProgress, tracked
 
 if TYPE_CHECKING:
     from environments.base import HermesAgentBaseEnv

@@ -26,7 +26,7 @@ from rich.text import Text
 from environments.base import HermesAgentBaseEnv
 from environments.errors import ConfigError, UsageError
 from environments.rollouts.quarantine import quarantine_text
-from environments.rollouts.trials import Script, Trials
+from environments.rollouts.trials import Attempt, Script, Trials
 from environments.runs.intervals import wilson
 from environments.runs.progress import Progress, Tally
 from environments.runs.store import append_bytes, whole_lines, write_whole
@@ -204,31 +204,29 @@ class Validator:
 
     async def _play(self, trials: Trials, item: Any, start: str, found: Observation) -> None:
         first = found.round == 0
-        steps = trials.env.solution(item)
-        commands = [step for step in steps if isinstance(step, str)]
-        if len(commands) < len(steps):  # calls of tools need a model to make them: such a solution is not played here
-            commands = []
-        programs = ""
-        if commands:
-            async with trials.attempted(item, start, Script(commands, survey=PROGRAMS if first else "")) as attempt:
-                found.solution = (await trials.verified(item, attempt.result, attempt.frozen)).score
+        steps, programs = trials.env.solution(item), ""
+        if steps:
+            async with trials.attempted(item, start, Script(steps, survey=PROGRAMS if first else "")) as attempt:
+                found.solution = await self._score(trials, item, attempt)
                 found.solution_error = attempt.failed
                 if first:
                     found.repeats = [found.solution, *await self._again(trials, item, attempt)]
                     programs = _changed(attempt.surveys)
         async with trials.attempted(item, start, Script()) as attempt:
-            found.no_op = (await trials.verified(item, attempt.result, attempt.frozen)).score
-            if first and not commands:
+            found.no_op = await self._score(trials, item, attempt)
+            if first and not steps:
                 found.repeats = [found.no_op, *await self._again(trials, item, attempt)]
         for name in SABOTEURS if first else ():
             script = Script([files("environments.runs").joinpath("saboteurs", f"{name}.sh").read_text()], programs)
             async with trials.attempted(item, start, script) as attempt:
-                found.saboteurs[name] = (await trials.verified(item, attempt.result, attempt.frozen)).score
+                found.saboteurs[name] = await self._score(trials, item, attempt)
 
-    async def _again(self, trials: Trials, item: Any, attempt: Any) -> list[float]:
+    async def _again(self, trials: Trials, item: Any, attempt: Attempt) -> list[float]:
         """Verify the same snapshot once more, for as long as the repeats go."""
-        scores = [await trials.verified(item, attempt.result, attempt.frozen) for _ in range(max(1, self.rounds - 1))]
-        return [score.score for score in scores]
+        return [await self._score(trials, item, attempt) for _ in range(max(1, self.rounds - 1))]
+
+    async def _score(self, trials: Trials, item: Any, attempt: Attempt) -> float:
+        return (await trials.verified(item, attempt.result, attempt.frozen, scope=attempt.scope)).score
 
 
 def _stored(path: Path) -> Iterable[Observation]:

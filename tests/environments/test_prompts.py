@@ -51,7 +51,7 @@ def pool() -> Iterator[DirectoryPool]:
 async def scores(env: PromptsEnv, pool: DirectoryPool, policy: Any) -> list[float | None]:
     async with standin_model(policy) as (model, _):
         env.pool, env.model = pool, model
-        return [(await env.rollouts.run_group(row, n, 1)).scored[0].record.score for n, row in enumerate(env.rows)]
+        return [(await env.rollouts.run_group(row, n, 1)).scored[0].record.score for n, row in enumerate(env.items)]
 
 
 async def test_rows_are_checked_answered_or_just_finished(tmp_path: Path, pool: DirectoryPool) -> None:
@@ -66,9 +66,9 @@ async def test_rows_are_checked_answered_or_just_finished(tmp_path: Path, pool: 
     env = PromptsEnv(config)
     assert await scores(env, pool, right) == [1.0, 1.0, 1.0]
     assert await scores(env, pool, lambda request: "I do not know.") == [0.0, 0.0, 1.0]
-    assert [env.category(row) for row in env.rows] == ["", "words", ""]
+    assert [env.category(row) for row in env.items] == ["", "words", ""]
     assert env.config.total_steps == 3  # process: each row once
-    assert await env.evaluation_items() == env.rows
+    assert await env.evaluation_items() == env.items
     handed_out = [(await env.get_next_item())["id"] for _ in range(6)]
     assert handed_out[:3] == ["copy", "sum", "talk"]
     assert sorted(handed_out[3:]) == ["copy", "sum", "talk"]
@@ -77,8 +77,8 @@ async def test_rows_are_checked_answered_or_just_finished(tmp_path: Path, pool: 
 def test_an_image_of_a_row_is_that_of_its_slots(tmp_path: Path) -> None:
     rows = [{"question": "a", "image": "/images/small"}, {"question": "b"}]
     env = PromptsEnv(PromptsConfig(dataset_name=written(tmp_path, rows), prompt_field="question"))
-    assert [env.spec(row).image for row in env.rows] == ["/images/small", None]
-    assert [env.item_id(row) for row in env.rows] == ["tasks-1", "tasks-2"]
+    assert [env.spec(row).image for row in env.items] == ["/images/small", None]
+    assert [env.item_id(row) for row in env.items] == ["tasks-1", "tasks-2"]
 
 
 @pytest.mark.parametrize(

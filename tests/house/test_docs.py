@@ -25,7 +25,7 @@ from support.markdown_pages import Block, anchors, blocks, links
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("environments", "agent_loop", "tool_parsers", "sandbox_pool")
 FOLDERS = (*ROOMS, "hermes_rl", "configs", "docs", "examples", "tests")
-LANGUAGES = {"", "bash", "python", "toml", "yaml", "json", "mermaid"}
+LANGUAGES = {"", "bash", "python", "yaml", "toml", "json", "mermaid"}
 
 
 def tracked(*patterns: str) -> list[Path]:

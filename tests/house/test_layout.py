@@ -41,4 +41,5 @@ async def test_one_terminal_call_passes_few_files():
 async def test_one_group_passes_few_files():
     files = await layout.every_time(layout.way_of_a_group)
     assert {"environments/base.py", "environments/atropos/outbox.py"} <= set(files)
-    assert len(files) <= 57, "\n".join(files)
+    # Two of them are the cassette's, through which every answer of model and slot passes.
+    assert len(files) <= 59, "\n".join(files)

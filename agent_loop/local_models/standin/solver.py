@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from agent_loop.local_models.standin.policies import Policy, PolicyRequest, call
+from agent_loop.model.backends.backend import ITEM
 
+TURN = "<|im_start|>assistant\n"
+
+LEFT_OUT = 0.3
+"""Share of the turns at which `mixed` gives up."""
+GIVEN_UP = "I think that is all."
 Writer = Callable[[str, Random], str]
 """A command as the policy's turn."""
 Step = str | Mapping[str, Any]
-"""One turn of a solution: a shell command, a call `{"name", "arguments"}`, or `{"content"}`, a turn without calls."""
+"""One turn of a solution: a shell command, a call `{"name", "arguments"}`, several of them as `{"calls": [...]}`, or
+`{"content"}`, a turn without calls; with a content of None it says what the last command printed."""
 
 
 def good(command: str, rng: Random) -> str:
@@ -53,8 +61,8 @@ def malformed(command: str, rng: Random) -> str:
 def mixed(command: str, rng: Random) -> str:
     """Of mixed quality, so that a group has rollouts that succeed and rollouts that fail."""
     share = rng.random()
-    if share < 0.3:
-        return "I think that is all."
+    if share < LEFT_OUT:
+        return GIVEN_UP
     return (good if share < 0.7 else sloppy if share < 0.85 else malformed)(command, rng)
 
 
@@ -64,32 +72,51 @@ WRITERS: dict[str, Writer] = {"good": good, "sloppy": sloppy, "malformed": malfo
 
 
 def solver(solutions: Mapping[str, Sequence[Step]], writer: Writer = mixed) -> Policy:
-    """Plays the steps that solve each prompt; everything random follows from the seed of the request.
+    """Plays the steps that solve each item, which the request names (`ITEM`) or its prompt tells.
 
-    Requests without a seed play differently each time.
+    Everything random follows from the seed of the request; requests without a seed play differently each time.
     """
 
     def play(request: PolicyRequest) -> str:
-        asked = next((prompt for prompt in solutions if _as_user(prompt) in request.text), None)
-        if asked is None:
+        steps, done = _asked(request, solutions)
+        if steps is None:
             return "I do not know this task."
-        # The last assistant in the prompt is the turn that is to be written.
-        done = request.text.split(_as_user(asked), 1)[1].count("<|im_start|>assistant\n") - 1
-        if done >= len(solutions[asked]):
+        if done >= len(steps):
             return "Done."
         seed = request.body.get("seed")
         rng = Random(f"{request.number if seed is None else seed}:{done}")
-        step = solutions[asked][done]
-        return writer(step, rng) if isinstance(step, str) else _said(step, rng)
+        step = steps[done]
+        if isinstance(step, str):
+            return writer(step, rng)
+        return GIVEN_UP if writer is mixed and rng.random() < LEFT_OUT else _said(step, request)
 
     return play
 
 
-def _said(step: Mapping[str, Any], rng: Random) -> str:
-    """A step that is not a shell command, left out now and then."""
-    if rng.random() < 0.3:
-        return "I think that is all."
-    return str(step["content"]) if "content" in step else call(str(step["name"]), step.get("arguments", {}))
+def _asked(request: PolicyRequest, solutions: Mapping[str, Sequence[Step]]) -> tuple[Sequence[Step] | None, int]:
+    """The steps that solve what is asked, and how many turns were played. The last assistant is yet to speak."""
+    named = request.body.get(ITEM)
+    if named is not None:
+        return solutions.get(str(named["id"])), request.text.count(TURN) - 1 - int(named["said"])
+    prompt = next((prompt for prompt in solutions if _as_user(prompt) in request.text), None)
+    if prompt is None:
+        return None, 0
+    return solutions[prompt], request.text.split(_as_user(prompt), 1)[1].count(TURN) - 1
+
+
+def _said(step: Mapping[str, Any], request: PolicyRequest) -> str:
+    if "content" in step:
+        return _printed(request) if step["content"] is None else str(step["content"])
+    return "\n".join(call(str(one["name"]), one.get("arguments", {})) for one in step.get("calls", [step]))
+
+
+def _printed(request: PolicyRequest) -> str:
+    """By the last command."""
+    answers = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", request.text, re.DOTALL)
+    try:
+        return str(json.loads(answers[-1])["output"]).strip()
+    except (IndexError, ValueError, KeyError, TypeError):
+        return GIVEN_UP
 
 
 def _as_user(prompt: str) -> str:

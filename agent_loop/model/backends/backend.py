@@ -11,6 +11,9 @@ from agent_loop.records.record import covers
 
 GROUP, GROUP_ID = "hermes_group", "hermes_group_id"
 """Keys of a request's body for a server that samples a whole group at once: the group's size, and its name."""
+ITEM = "hermes_item"
+"""Key of a request's body for a stand-in that plays solutions: the item's `id`, and how many turns of the assistant
+the prompt began with (`said`)."""
 
 
 @dataclass(frozen=True)

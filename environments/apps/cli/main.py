@@ -30,6 +30,7 @@ VERBS = {
     "replay": "play a recorded rollout once more, without model and slots, and show where it goes another way",
     "compare": "set two runs against each other, item by item: difference with interval, wins, losses, flips",
     "validate": "find items that are broken, flaky or hackable before they cost anything",
+    "oracle": "play benchmarks with their own right answers and with a no-op: a table of what each gets",
     "verify": "prove that stored rollouts are token-exact, offline or by asking the model again",
     "train-check": "a few rollouts through a trainer's own logprob code: are its tokens exact?",
     "view": "make an HTML page of a rollouts.jsonl, or serve it while the run goes on",
@@ -44,7 +45,7 @@ VERBS = {
 }
 """The help lines stand here, so that `hermes-rl --help` imports no verb."""
 
-SCORES = ("compare", "rescore", "validate")
+SCORES = ("compare", "oracle", "rescore", "validate")
 """Verbs whose modules are in the folder of that name."""
 OTHER_PACKAGES = ("agent_loop", "tool_parsers", "sandbox_pool")
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from environments.errors import UsageError, at_least
 
 if TYPE_CHECKING:
-    from environments.trainers.exactness import Exactness
+    from environments.trainers.checks.exactness import Exactness
 
 EXAMPLE = "hermes-rl train-check terminal_tasks_vllm --trainer trl --model Qwen/Qwen3-4B"
 TAKES_SETTINGS = True
 TRAINERS = {
-    "trl": ("trl", "environments.trainers.trl_check", "TrlView"),
-    "verl": ("verl", "environments.trainers.verl_check", "VerlView"),
-    "tinker": ("tinker", "environments.trainers.tinker_check", "TinkerView"),
+    "trl": ("trl", "environments.trainers.checks.trl_check", "TrlView"),
+    "verl": ("verl", "environments.trainers.checks.verl_check", "VerlView"),
+    "tinker": ("tinker", "environments.trainers.checks.tinker_check", "TinkerView"),
 }
 """Name -> the package it needs, and what asks it."""
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from environments.launch import configure_logging
     from environments.rollouts.blocking import BlockingRollouts
     from environments.rollouts.rollouts import Rollouts
-    from environments.trainers.exactness import SamplesItself, corrupted, judge
+    from environments.trainers.checks.exactness import SamplesItself, corrupted, judge
 
     configure_logging()
     trainer = getattr(importlib.import_module(module), view)(args.model)

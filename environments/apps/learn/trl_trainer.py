@@ -21,9 +21,9 @@ from agent_loop.own_process import end_with_parent
 from environments.apps.reference_trainer.trainer_settings import TrainerSettings
 from environments.rollouts.blocking import BlockingRollouts
 from environments.rollouts.rollouts import Rollouts
+from environments.trainers.checks.trl_check import no_prompts, on_cpu, trl_arguments
 from environments.trainers.cpu_weights import CpuServerWeights, hugging_face_copy
 from environments.trainers.trl import TrlRolloutWorker
-from environments.trainers.trl_check import no_prompts, on_cpu, trl_arguments
 
 GROUPS_AT_ONCE = 2
 """One is sampled while the tools of the other run."""

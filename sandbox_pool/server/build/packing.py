@@ -35,7 +35,7 @@ def pack(*, any_machine: bool = False) -> bytes:
     paths = [path for path in sorted(package.rglob("*.py")) if path.parent.name != "build"]
     modules = {str(path.relative_to(package)): path.read_bytes() for path in paths}
     content = {**modules, **{f"slot-helper-{machine}": path.read_bytes() for machine, path in helpers.items()}}
-    parts = (any_machine or sys.implementation.cache_tag, sorted(content.items()))
+    parts = (any_machine or sys.implementation.cache_tag, Path(__file__).read_bytes(), sorted(content.items()))
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     cached = cache_dir() / f"slot-server-{digest}.pyz"
     if cached.exists():
@@ -52,7 +52,8 @@ def _compiled(name: str, source: bytes) -> bytes:
     Another version of Python does not know it and takes the source beside it.
     """
     unchecked = 0b01  # based on a hash, and the source is not asked
-    code = marshal.dumps(compile(source, f"{PACKAGE}/{name}", "exec", dont_inherit=True))
+    # Version 2: later ones write objects differently by how often this very process refers to them.
+    code = marshal.dumps(compile(source, f"{PACKAGE}/{name}", "exec", dont_inherit=True), 2)
     return importlib.util.MAGIC_NUMBER + unchecked.to_bytes(4, "little") + importlib.util.source_hash(source) + code
 
 

@@ -11,7 +11,7 @@ import pytest
 from agent_loop.local_models.standin.sampler import logprobs_of
 from environments.rollouts.rollouts import Rollouts
 from environments.rollouts.samples import Sample
-from environments.trainers.exactness import Control, corrupted, judge
+from environments.trainers.checks.exactness import Control, corrupted, judge
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, standin_model
 

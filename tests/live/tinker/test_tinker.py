@@ -131,7 +131,7 @@ def test_train_check_says_exact_and_notices_what_is_spoiled(service: dict[str, s
     command = [
         str(HOME / "venv/bin/hermes-rl"),
         "train-check",
-        "demo",
+        "learn/smollm2",
         "--trainer",
         "tinker",
         "--groups",

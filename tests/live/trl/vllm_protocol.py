@@ -24,8 +24,8 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer, weight_transfer
 from agent_loop.local_models.standin import StandIn, chatml_tokenizer, named_policy
 from environments.rollouts.blocking import BlockingRollouts
 from environments.rollouts.rollouts import Rollouts
+from environments.trainers.checks.trl_check import no_prompts, on_cpu, trl_arguments
 from environments.trainers.trl import TrlRolloutWorker
-from environments.trainers.trl_check import no_prompts, on_cpu, trl_arguments
 
 STEPS = 2
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

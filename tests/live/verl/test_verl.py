@@ -73,7 +73,8 @@ def test_rewards_and_weights_are_verls(made: dict[str, Any]) -> None:
 
 
 def test_train_check_says_exact_and_notices_what_is_spoiled(tmp_path: Path) -> None:
-    command = [str(HOME / "venv/bin/hermes-rl"), "train-check", "demo", "--trainer", "verl", "--groups", "1", "--json"]
+    command = [str(HOME / "venv/bin/hermes-rl"), "train-check", "learn/smollm2", "--trainer", "verl"]
+    command += ["--groups", "1", "--json"]
     command += ["--model", str(HOME / "smollm2"), "--env.limits.rollout_timeout_s", "1200", "--env.group_size", "2"]
     command += [word for control in ("swapped", "shifted", "wrong") for word in ("--control", control)]
     found = json.loads(run(command, tmp_path).splitlines()[-1])

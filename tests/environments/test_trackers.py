@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from environments import trackers
 from environments.errors import ConfigError
-from environments.runs import trackers
 from environments.runs.batch import evaluate_run, process_run
-from environments.runs.trackers import Trackers
+from environments.trackers import Trackers
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, standin_model
 

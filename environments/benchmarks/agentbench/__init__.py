@@ -1,0 +1,1 @@
+"""AgentBench OS: shell tasks with init scripts, checks and example solutions."""

@@ -1,0 +1,80 @@
+"""What a benchmark gives to its own right answers and to nobody at all, as rows of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agent_loop.records.record import RolloutRecord
+
+FULL = 1.0 - 1e-9
+HEAD = (
+    "| benchmark | items | oracle | no-op | seconds per item | fails the oracle | passes the no-op |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+@dataclass(frozen=True)
+class OracleRow:
+    """One benchmark, played by its oracle and by a no-op."""
+
+    name: str
+    items: int
+    oracle: float
+    no_op: float
+    seconds: float
+    """Mean of the oracle's rollouts, on the machine that ran them."""
+    failed: tuple[str, ...]
+    """Items that their own right answer does not solve."""
+    free: tuple[str, ...]
+    """Items that are solved by doing nothing."""
+
+    def markdown(self, most: int = 12) -> str:
+        """As a line of the table; longer lists of items are counted."""
+        cells = [
+            self.name,
+            str(self.items),
+            f"{self.oracle:.4f}",
+            f"{self.no_op:.4f}",
+            f"{self.seconds:.2f}",
+            _named(self.failed, most),
+            _named(self.free, most),
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+def oracle_row(name: str, oracle: Iterable[RolloutRecord], no_op: Iterable[RolloutRecord]) -> OracleRow:
+    """Of two evaluations over the same items; ValueError when they are not, or when rollouts were lost."""
+    played, idle = _by_item(oracle), _by_item(no_op)
+    if not played or played.keys() != idle.keys():
+        raise ValueError(f"{name}: {len(played)} items of the oracle and {len(idle)} of the no-op are not the same")
+    if lost := [item for item, record in (*played.items(), *idle.items()) if record.verifier_score is None]:
+        raise ValueError(f"{name}: {len(lost)} rollouts have no score, such as that of {lost[0]}")
+    scores = {item: float(record.verifier_score or 0.0) for item, record in played.items()}
+    idle_scores = {item: float(record.verifier_score or 0.0) for item, record in idle.items()}
+    return OracleRow(
+        name,
+        len(scores),
+        math.fsum(scores.values()) / len(scores),
+        math.fsum(idle_scores.values()) / len(scores),
+        math.fsum(record.timing.get("total_s", 0.0) for record in played.values()) / len(scores),
+        tuple(item for item, score in scores.items() if score < FULL),
+        tuple(item for item, score in idle_scores.items() if score >= FULL),
+    )
+
+
+def table(rows: Sequence[OracleRow]) -> str:
+    """All rows in Markdown."""
+    return "\n".join([*HEAD, *(row.markdown() for row in rows)])
+
+
+def _by_item(records: Iterable[RolloutRecord]) -> dict[str, RolloutRecord]:
+    """The last rollout of each item: an earlier one may have been lost and tried again."""
+    return {record.item_id: record for record in records}
+
+
+def _named(items: Sequence[str], most: int) -> str:
+    if not items:
+        return "none"
+    return ", ".join(items) if len(items) <= most else f"{len(items)}: {', '.join(items[:most])}, ..."
