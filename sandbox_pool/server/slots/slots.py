@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -216,12 +217,44 @@ class Builder:
             self.zygote.forget(instance.pid)
         except TimeoutError:
             problems.append(f"init {instance.pid} did not die")
-        left = self.cgroups.processes(index)
+        left = await self._end_rest(index)
         if left:
             problems.append(f"processes left: {left[:5]}")
         if not self.level.namespaces:
             problems += await asyncio.to_thread(self._remove_directories, index)
         return problems
+
+    async def _end_rest(self, index: int) -> list[int]:
+        """Kill what the init did not take along, and wait for its end: full memory takes a moment to be given back.
+
+        Returns what is still there."""
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while (left := self.cgroups.processes(index)) and (rest_s := deadline - time.monotonic()) > 0:
+            await asyncio.gather(*(self._kill(index, pid, rest_s) for pid in dict.fromkeys(left)))
+        return left
+
+    async def _kill(self, index: int, pid: int, timeout_s: float) -> None:
+        """Kill a process of a slot and wait for its end; for a moment only where the kernel has no descriptors of it."""
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            if pid in self.cgroups.processes(index):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0.02)
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(process, ended.set)
+        try:
+            if pid in self.cgroups.processes(index):  # and so the descriptor is of this process, not of a later one
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), timeout_s)
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
 
     def _remove_directories(self, index: int) -> list[str]:
         failures = remove_tree(slot_root(self.place, index))
