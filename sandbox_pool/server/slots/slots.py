@@ -234,7 +234,7 @@ class Builder:
         return left
 
     async def _kill(self, index: int, pid: int, timeout_s: float) -> None:
-        """Kill a process of a slot and wait for its end; for a moment only where the kernel has no descriptors of it."""
+        """Kill a process of a slot and wait for its end, or a moment where the kernel cannot tell of it."""
         try:
             process = os.pidfd_open(pid)
         except OSError:
