@@ -332,13 +332,17 @@ class Journal:
         return at - now
 
     def write_leases(self, changes: dict[tuple[str, int], JournalLease | None]) -> None:
-        """Apply the newest state of some slots: a lease, or None for free."""
+        """Apply the newest state of some slots: a lease, or None for free.
+
+        They come late: a host that was lost meanwhile has no leases any more, and nobody would end one written now.
+        """
         with self._transaction() as db:
             for (host, slot), lease in changes.items():
                 if lease is None:
                     db.execute("DELETE FROM leases WHERE host = ? AND slot = ?", (host, slot))
                 else:
                     db.execute(
-                        "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
-                        (lease.host, lease.slot, lease.epoch, lease.task_id, lease.since_s),
+                        "INSERT OR REPLACE INTO leases SELECT ?, ?, ?, ?, ?"
+                        " WHERE EXISTS (SELECT 1 FROM hosts WHERE name = ? AND state != 'stopping')",
+                        (lease.host, lease.slot, lease.epoch, lease.task_id, lease.since_s, lease.host),
                     )

@@ -132,6 +132,7 @@ def test_secrets_are_never_stored():
 
 
 def test_the_lease_log_ends_with_the_newest_state_of_each_slot(journal):
+    journal.intend(intent("h1"))
     log = LeaseLog(journal)
     lease = JournalLease("h1", 0, 7, "task", 1.0)
     log.record("h1", 0, lease)
@@ -139,6 +140,18 @@ def test_the_lease_log_ends_with_the_newest_state_of_each_slot(journal):
     log.record("h1", 1, None)
     log.close()
     assert journal.leases() == [lease]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_lease_that_is_written_after_its_host_was_lost_is_not_left_behind(journal, gone):
+    journal.intend(intent("h1"))
+    journal.stopping("h1", "lost")
+    if gone:
+        journal.forget("h1")
+    log = LeaseLog(journal)
+    log.record("h1", 0, JournalLease("h1", 0, 7, "task", 1.0))
+    log.close()
+    assert journal.leases() == []
 
 
 def test_a_journal_that_cannot_be_written_does_not_stop_the_lease_log(journal, caplog):
