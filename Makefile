@@ -8,14 +8,16 @@ INSTALLED := .venv/.installed
 # Twice the cores, because tests wait half of their time: for timeouts, for processes to end, for a dead server.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+QUICK := -m "not slow and not ci"
 # Containers often forbid bytecode. Then each of the thousand programs that the tests start compiles what it imports (2 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-random test-user test-pythons test-slow chaos soak mutants fuzz learn-check lint format bench helpers nomad vllm readers hints clean
+.PHONY: help demo test test-ci test-random test-user test-pythons test-slow chaos soak mutants fuzz learn-check lint format bench helpers nomad vllm readers hints clean
 
 help:
 	@echo "make demo    run real rollouts on this machine and look at them"
 	@echo "make test    run the test suite (TESTS=tests/attacks for a part, here and below)"
+	@echo "make test-ci   what CI runs besides: real engines (docker, ssh, Slurm, ...), the wheel, the commands of every page"
 	@echo "make test-random   the same in random order; repeat one with SEED=its number"
 	@echo "make test-user   as root: what differs for an ordinary user, run as one"
 	@echo "make test-pythons   as root: the suite on Python 3.11, 3.12 and 3.13, as root and as a user, random order, busy cores"
@@ -52,10 +54,13 @@ demo: $(INSTALLED) hints
 	$(BIN)/hermes-rl demo
 
 test: $(INSTALLED) hints
-	$(BIN)/pytest $(PARALLEL) $(TESTS)
+	$(BIN)/pytest $(PARALLEL) $(QUICK) $(TESTS)
+
+test-ci: $(INSTALLED) hints
+	$(BIN)/pytest $(PARALLEL) -m 'ci and not slow' $(TESTS)
 
 test-random: $(INSTALLED) hints
-	$(BIN)/pytest $(PARALLEL) -p randomly $(if $(SEED),--randomly-seed=$(SEED)) $(TESTS)
+	$(BIN)/pytest $(PARALLEL) $(QUICK) -p randomly $(if $(SEED),--randomly-seed=$(SEED)) $(TESTS)
 
 test-user:
 	bash tests/support/as_ordinary_user.sh $(TESTS)

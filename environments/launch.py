@@ -37,6 +37,7 @@ SHIPPED = {
     "agentdojo": "environments.benchmarks.agentdojo:AgentDojoEnv",
     "bfcl": "environments.benchmarks.bfcl:BfclEnv",
     "tau2": "environments.benchmarks.tau2:Tau2Env",
+    "swe_bench": "environments.benchmarks.swe_bench:SweBenchEnv",
     "reasoning_gym": "environments.benchmarks.reasoning_gym:ReasoningGymEnv",
 }
 Config = TypeVar("Config", bound=RunConfig)

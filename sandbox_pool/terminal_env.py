@@ -121,6 +121,7 @@ OF_PROVIDER: dict[str, dict[str, Target]] = {
         **{f"NOMAD_{suffix}": target for suffix, target in SIZES.items()},
         "NOMAD_IMAGE": IMAGE,
         "NOMAD_ADDRESS": _option("address"),
+        "NOMAD_AUTOSTART": _option("autostart", _yes),
         "NOMAD_TOKEN": _option("token"),
         "NOMAD_NAMESPACE": _option("namespace"),
         "NOMAD_REGION": _option("region"),
@@ -169,7 +170,6 @@ SILENT = frozenset(
 )
 PORT = "every host listens on a port that Nomad gives it"
 NOT_USED = {
-    "TERMINAL_NOMAD_AUTOSTART": "an agent is not started here: run `nomad agent -dev` first",
     "TERMINAL_NOMAD_PORT": PORT,
     "TERMINAL_NOMAD_RAW_EXEC_PORT": PORT,
     "TERMINAL_NOMAD_SINGULARITY_PORT": PORT,

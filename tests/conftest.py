@@ -33,6 +33,10 @@ LONG = [
 """Each takes half a minute or more, and a file stays with one worker: begun last, it would keep the others waiting."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before markers choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE / "live"):
+            item.add_marker(pytest.mark.ci)
     rank = {path: place for place, path in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))

@@ -227,8 +227,11 @@ class Engine:
         turn, form = self.turn, self.form
         if turn.calls and form.segments is None and not any(call.ok for call in turn.calls):
             self._keep_text_of_broken_calls()
-        before = self._without_structure(self._without_cut_marker("".join(turn.before)))
-        after = self._without_structure(self._without_cut_marker("".join(turn.after)))
+        closers = form.reasoning.closers if form.reasoning else ()
+        if turn.reasoning:
+            turn.reasoning[-1] = self._without_cut_marker(turn.reasoning[-1], (*form.structure, *closers))
+        before = self._without_structure(self._without_cut_marker("".join(turn.before), form.structure))
+        after = self._without_structure(self._without_cut_marker("".join(turn.after), form.structure))
         clean = form.clean or (lambda text: text)
         content, trailing = self._trimmed(before, after)
         thoughts = [self._without_structure(thought).strip("\n") for thought in turn.reasoning]
@@ -259,9 +262,9 @@ class Engine:
                 before = before.removesuffix(self.form.trim_exactly)
         return (before if before.strip() else ""), (after if after.strip() else "")
 
-    def _without_cut_marker(self, text: str) -> str:
+    def _without_cut_marker(self, text: str, markers: tuple[str, ...]) -> str:
         """Without the beginning of a marker that the end of the text cut off."""
-        for marker in self.form.structure:
+        for marker in markers:
             for size in range(len(marker) - 1, SHORTEST_CUT - 1, -1):
                 if text.endswith(marker[:size]) and self.text.raw.endswith(marker[:size]):
                     return text[:-size]

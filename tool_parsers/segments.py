@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 from tool_parsers.jsonread import Decoded, decode_strictly
 from tool_parsers.spec import Segment, Start
@@ -13,7 +14,7 @@ _HARMONY = re.compile(r"<\|(start|channel|message|constrain|end|call|return)\|>"
 _RECIPIENT = re.compile(r"\bto=([^\s<|]{1,256})")
 _CHANNEL = re.compile(r"<\|channel\|>\s{0,20}([A-Za-z_]{1,64})")
 _HEADER_START = re.compile(r"\s*+(?:assistant)?(?:\s*+to=[^\s<|]{1,256}\s*+)?(?=<\||\Z)")
-_MUSE_HEADER = re.compile(r"\s*+(?:<\|start\|>assistant)?\s*+to=([^\s<|]{1,256})\s*+<\|message\|>")
+_MUSE_HEADER = re.compile(r"(?:<\|start\|>assistant\s{0,8}+)?(?:to=([^\s<|]{1,256})\s{0,8}+)?<\|message\|>")
 _MUSE_END = re.compile(r"<\|(?:eom|eot)\|>")
 _SECTION = re.compile(r">>>([^\s<>{]{1,256})\n")
 _FIRST_SECTION = re.compile(r"\s*+([^\s<>{]{1,256})\n(?=\s*+\{)|\s*+(all)\n")
@@ -112,22 +113,52 @@ def _json_message_end(text: Text, body: int, marks: re.Pattern[str]) -> tuple[in
     return end, closed
 
 
+def muse_glimmer(text: Text, start: Start | None) -> list[Segment]:
+    """Muse Glimmer: a message to nobody is for the user."""
+    return _muse(text, "user")
+
+
 def muse(text: Text, start: Start | None) -> list[Segment]:
-    """Muse: `to=self` is thinking, `to=user` the answer, any other recipient a place where calls stand."""
+    """Muse Spark: a message to nobody is thinking."""
+    return _muse(text, "self")
+
+
+def _muse(text: Text, nobody: str) -> list[Segment]:
+    """`to=self` is thinking, `to=user` and `to=commentary` the answer; any other recipient a place where calls stand.
+
+    A message ends at its marker, or where the header of the next one begins: models forget the marker after a thought.
+    An answer that shows what a call looks like makes none, so there a tool's header is text. In a place for calls only
+    the marker counts, since arguments may hold any text.
+    """
     found: list[Segment] = []
     place = 0
     while place < text.length and len(found) < MAX_MESSAGES:
-        header = _MUSE_HEADER.match(text.raw, place)
-        body = header.end() if header else place
+        header = text.search(_MUSE_HEADER, place)
+        if header is not None and header.start() == text.skip_blanks(place):
+            recipient, body = header.group(1) or nobody, header.end()
+            header = text.search(_MUSE_HEADER, body)
+        else:
+            recipient, body = "user", place
         mark = text.search(_MUSE_END, body)
         end = mark.start() if mark else text.length
-        recipient = header.group(1) if header else "user"
-        if recipient == "self":
-            found.append(Segment("reasoning", body, end))
+        kind = _muse_kind(recipient)
+        while kind == "content" and header is not None and header.start() < end:
+            if _muse_kind(header.group(1) or nobody) != "calls":
+                break
+            header = text.search(_MUSE_HEADER, header.end())
+        if header is not None and header.start() < end and kind != "calls":
+            end = place = header.start()
         else:
-            found.append(Segment("content" if recipient == "user" else "calls", body, end))
-        place = mark.end() if mark else text.length
+            place = mark.end() if mark else text.length
+        # Nobody is told what a developer is.
+        found.append(Segment(kind, end if recipient == "developer" else body, end))
     return [*found, Segment("content", place, text.length)]
+
+
+def _muse_kind(recipient: str) -> Literal["content", "reasoning", "calls"]:
+    if recipient in ("self", "developer"):
+        return "reasoning"
+    return "content" if recipient in ("user", "commentary") else "calls"
 
 
 def functionary(text: Text, start: Start | None) -> list[Segment]:

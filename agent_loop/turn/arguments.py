@@ -119,7 +119,7 @@ def validator(schema: Mapping[str, Any]) -> _Validator:
 
 @lru_cache(maxsize=1024)
 def _compiled(schema_json: bytes) -> _Validator:
-    schema = orjson.loads(schema_json)
+    schema = _choices_of_items(orjson.loads(schema_json))
     if schema in ({}, {"type": "object"}):
         return _accept
     try:
@@ -129,6 +129,22 @@ def _compiled(schema_json: bytes) -> _Validator:
     # An empty registry: a `$ref` to some address must never become a network request.
     checker = Draft202012Validator(schema, registry=Registry())
     return _checking(checker.iter_errors)
+
+
+def _choices_of_items(schema: Any) -> Any:
+    """The schema with each `enum` of an array that names no array moved to its items: no list could ever fit it."""
+    if isinstance(schema, list):
+        return [_choices_of_items(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: _choices_of_items(value) for key, value in schema.items()}
+    choices, items = schema.get("enum"), schema.get("items", {})
+    if schema.get("type") != "array" or not isinstance(choices, list) or not isinstance(items, dict):
+        return schema
+    if "enum" in items or any(isinstance(choice, list) for choice in choices):
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "enum"}
+    return {**rest, "items": {**items, "enum": choices}}
 
 
 def _checking(iter_errors: Callable[[Any], Any]) -> _Validator:
@@ -352,11 +368,24 @@ def coerce(value: Any, schema: Any, repairs: list[str]) -> Any:
     elif isinstance(value, float) and "integer" in types and "number" not in types:
         repairs.append("integral_float")
         value = int(value)
+    value = _as_listed(value, schema.get("enum"), repairs)
     if isinstance(value, dict):
         return _coerce_object(value, schema, repairs)
     if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
         return [coerce(item, schema["items"], repairs) for item in value]
     return value
+
+
+def _as_listed(value: Any, choices: Any, repairs: list[str]) -> Any:
+    """The one choice that differs from the value only in its case, or in being the text of a boolean."""
+    if not isinstance(value, (str, bool)) or not isinstance(choices, list) or value in choices:
+        return value
+    meant = str(value).casefold()
+    fitting = [choice for choice in choices if isinstance(choice, str) and choice.casefold() == meant]
+    if len(fitting) != 1:
+        return value
+    repairs.append("enum_spelling")
+    return fitting[0]
 
 
 def _coerce_object(value: dict[str, Any], schema: Mapping[str, Any], repairs: list[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from environments.atropos.outbox import Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
-from environments.runs.status import StatusFile, slot_facts
+from environments.runs.status import StatusFile, add_figures, slot_facts
 from environments.runs.store import write_whole
 from environments.trackers import TrackerName, Trackers, tracked
 
@@ -46,6 +46,8 @@ class MetricsLog:
 
     def __init__(self) -> None:
         self.trackers = Trackers((), "", Path(), {})
+        self.folder: Path | None = None
+        """Where `view --live` and `top` look, when rollouts are stored."""
         self._run: Any = None
         self._prefix = ""
 
@@ -70,6 +72,8 @@ class MetricsLog:
         """One line, and one wandb entry."""
         log.info("step %d: %s", step, metrics)
         self.trackers.log(metrics, step)
+        if self.folder is not None:
+            add_figures(self.folder, step, metrics)
         if self._run is not None:
             self._run.log({f"{self._prefix}{key}": value for key, value in metrics.items()}, step=step)
 
@@ -245,6 +249,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         stored = self.config.data_path_to_save_groups
         if stored is None:
             return contextlib.nullcontext()
+        self.metrics_log.folder = Path(stored).parent
         return StatusFile(Path(stored).parent, "serve", self.status_facts)
 
     def status_facts(self) -> dict[str, Any]:
@@ -252,6 +257,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         return {
             "step": self.curr_step,
             "queue": self.counts.queue,
+            "sent": self._groups_sent,
             "running": self.counts.running,
             "unsent": 0 if self.outbox is None else self.outbox.unsent,
             "rejected": dict(self.counts.rejected),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -59,8 +60,8 @@ def oracle_row(name: str, oracle: Iterable[RolloutRecord], no_op: Iterable[Rollo
         math.fsum(scores.values()) / len(scores),
         math.fsum(idle_scores.values()) / len(scores),
         math.fsum(record.timing.get("total_s", 0.0) for record in played.values()) / len(scores),
-        tuple(item for item, score in scores.items() if score < FULL),
-        tuple(item for item, score in idle_scores.items() if score >= FULL),
+        tuple(sorted((item for item, score in scores.items() if score < FULL), key=_by_number)),
+        tuple(sorted((item for item, score in idle_scores.items() if score >= FULL), key=_by_number)),
     )
 
 
@@ -72,6 +73,11 @@ def table(rows: Sequence[OracleRow]) -> str:
 def _by_item(records: Iterable[RolloutRecord]) -> dict[str, RolloutRecord]:
     """The last rollout of each item: an earlier one may have been lost and tried again."""
     return {record.item_id: record for record in records}
+
+
+def _by_number(item: str) -> list[tuple[int, str]]:
+    """task_9 before task_10: items end in any order, and the table is the same each time."""
+    return [(int(part or 0), "") if place % 2 else (0, part) for place, part in enumerate(re.split(r"(\d+)", item))]
 
 
 def _named(items: Sequence[str], most: int) -> str:

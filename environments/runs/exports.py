@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from agent_loop.model.contract import Message
-from agent_loop.model.tokens.template import MessageShape
+from agent_loop.model.tokens.message_shape import MessageShape
 from agent_loop.records.record import RolloutRecord, SampledCall
 from environments.runs.report.view_model import text_of
 from environments.runs.selection import Chosen, Takes, read_at

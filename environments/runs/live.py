@@ -1,6 +1,7 @@
 """A run while it goes on: what is new in its files, and the page that shows it.
 
-The run writes rollouts.jsonl and status.json (and metrics.jsonl, when it learns); nothing here talks to it. The server
+The run writes rollouts.jsonl and status.json (figures.jsonl when it serves, metrics.jsonl when it learns); nothing here
+talks to it. The server
 listens on the loopback address unless told otherwise, and answers only below a path that holds a random token.
 """
 
@@ -24,7 +25,7 @@ from environments.atropos.advantages import Baseline
 from environments.errors import UsageError
 from environments.runs.report.html_page import SCRIPTS, build_page, embedded, find_rollouts
 from environments.runs.report.view_model import add_advantages, detail, index_entry
-from environments.runs.status import NAME
+from environments.runs.status import FIGURES_NAME, LEARN_NAME, NAME
 from environments.runs.summary import summarize, summarize_slice
 
 LOOK_EVERY_S = 0.5
@@ -33,6 +34,7 @@ STALE_S = 10.0
 RATE_WINDOW_S = 120.0
 WINDOW = 50
 """Rollouts whose mean is one point of the curve of a run without steps."""
+SLOT_FACTS = ("slots_leased", "slots_free", "slots_resetting", "slots_quarantined", "waiting_for_slots")
 CURVES = {
     "held-out success": ("evaluation", "success"),
     "reward": ("step", "reward"),
@@ -40,6 +42,13 @@ CURVES = {
     "training tasks solved": ("step", "success"),
     "logprob difference": ("step", "logprob_difference_mean"),
     "staleness": ("step", "staleness_mean"),
+}
+SERVE_CURVES = {
+    "evaluation": "eval/mean_score",
+    "mean score": "rollouts/verifier_score",
+    "reward": "rollouts/score",
+    "sampled tokens of a sequence": "train/completion_lengths",
+    "proven hacks": "hacks/rate",
 }
 
 
@@ -57,9 +66,11 @@ class LiveRun:
         self.entries: list[dict[str, Any]] = []
         self.light: list[RolloutRecord] = []
         self.status: dict[str, Any] = {}
+        self.learning: dict[str, Any] = {}
         self._metrics: list[dict[str, Any]] = []
+        self._figures: list[dict[str, Any]] = []
         self._places: list[tuple[int, int]] = []
-        self._position = self._metrics_position = 0
+        self._position = self._metrics_position = self._figures_position = 0
         self._arrived: deque[tuple[float, int]] = deque()
 
     def look(self) -> bool:
@@ -79,9 +90,11 @@ class LiveRun:
             self._arrived.popleft()
         steps, self._metrics_position = _new_lines(self.source.with_name("metrics.jsonl"), self._metrics_position)
         self._metrics += (orjson.loads(line) for _, line in steps)
-        status = _status(self.source.with_name(NAME))
-        changed = bool(added or steps or status != self.status)
-        self.status = status
+        logged, self._figures_position = _new_lines(self.source.with_name(FIGURES_NAME), self._figures_position)
+        self._figures += (orjson.loads(line) for _, line in logged)
+        told = (_status(self.source.with_name(NAME)), _status(self.source.with_name(LEARN_NAME)))
+        changed = bool(added or steps or logged or told != (self.status, self.learning))
+        self.status, self.learning = told
         return changed
 
     def _take(self, place: int, line: bytes) -> None:
@@ -102,9 +115,16 @@ class LiveRun:
 
     def facts(self) -> dict[str, str]:
         """What goes on, for people: name -> value."""
-        status, told = self.status, self.status.get("facts", {})
+        told, learning = self.status.get("facts", {}), self.learning.get("facts", {})
         figures = summarize_slice("", self.light)
-        found: dict[str, str] = {"run": _state(status)}
+        found: dict[str, str] = {"run": _state(self.learning or self.status)}
+        if "doing" in learning:
+            found["now"] = learning["doing"] or "-"
+            if learning["evaluated"] is not None:
+                found["now"] += ": {} of {} tasks".format(*learning["evaluated"])
+            found["model"] = f"weights {learning['weights'] or '-'}, {learning['sampled_tokens']:,} tokens sampled"
+            if learning["tokens_per_s"]:
+                found["model"] += f", {learning['tokens_per_s']:.0f} a second while it samples"
         if "groups" in told:
             done = len({entry["group"] for entry in self.entries})
             found["groups"] = f"{done} of {told['groups']}"
@@ -116,13 +136,15 @@ class LiveRun:
             found["mean score"] = f"{figures.mean_score:.3f}{error}"
         causes = ", ".join(f"{count} {name}" for name, count in figures.losses.by_cause.items())
         found["lost"] = f"{figures.losses.rollouts} ({causes})" if causes else "none"
-        if "slots_leased" in told:
-            busy = f"{told['slots_leased']} leased, {told['slots_free']} free, {told['slots_resetting']} resetting"
-            found["slots"] = busy + (f", {told['slots_quarantined']} broken" if told["slots_quarantined"] else "")
-            found["waiting for slots"] = str(told["waiting_for_slots"])
+        if "slots_leased" in told or "slots_leased" in learning:
+            slots = {name: told.get(name, 0) + learning.get(name, 0) for name in SLOT_FACTS}
+            busy = f"{slots['slots_leased']} leased, {slots['slots_free']} free, {slots['slots_resetting']} resetting"
+            found["slots"] = busy + (f", {slots['slots_quarantined']} broken" if slots["slots_quarantined"] else "")
+            found["waiting for slots"] = str(slots["waiting_for_slots"])
         if "queue" in told:
             found["queue of run-api"] = f"{told['queue']} groups, {told['unsent']} not sent yet"
             found["groups running"] = str(told["running"])
+            found["groups sent"] = str(told["sent"])
             rejected = ", ".join(f"{count} {name}" for name, count in told["rejected"].items())
             found["groups not sent"] = rejected or "none"
         if steps := [entry for entry in self._metrics if entry["event"] == "step"]:
@@ -137,16 +159,25 @@ class LiveRun:
         return f", {60 * count / seconds:.1f} a minute" if seconds > 0 else ""
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
-        """Title -> points. A run that learns has steps; of any other the mean score of its last rollouts is drawn."""
+        """Title -> points. A run that learns or serves has steps; of any other the scores of its last rollouts."""
         found = {
             title: [(e["step"], e[key]) for e in self._metrics if e["event"] == event and e.get(key) is not None]
             for title, (event, key) in CURVES.items()
         }
         if not self._metrics:
+            for title, name in SERVE_CURVES.items():
+                by_step = {line["step"]: line["figures"].get(name) for line in self._figures if name in line["figures"]}
+                found[title] = [(step, value) for step, value in by_step.items() if value is not None]
+        if self.along == "rollout":
             scores = [e["verifier"] for e in self.entries if e["verifier"] is not None]
             ends = range(WINDOW, len(scores) + 1, max(1, len(scores) // 100))
             found[f"mean score of {WINDOW} rollouts"] = [(e, sum(scores[e - WINDOW : e]) / WINDOW) for e in ends]
         return {title: points for title, points in found.items() if points}
+
+    @property
+    def along(self) -> str:
+        """What the curves go along."""
+        return "step" if self._metrics or self._figures else "rollout"
 
     def outcomes(self) -> Counter[str]:
         return Counter(entry["outcome"] for entry in self.entries)
@@ -163,7 +194,7 @@ class LiveRun:
         }
 
     def live(self) -> dict[str, Any]:
-        return {"facts": self.facts(), "curves": self.curves()}
+        return {"facts": self.facts(), "curves": self.curves(), "along": self.along}
 
     def news(self, since: int) -> dict[str, Any]:
         """What a page that has so many rollouts lacks."""

@@ -1,4 +1,4 @@
-"""What a run is doing, in a file next to its rollouts: `view --live` and `top` read it while the run goes on."""
+"""What a run is doing, in files next to its rollouts: `view --live` and `top` read them while the run goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 
 from environments.errors import UsageError
-from environments.runs.store import write_whole
+from environments.runs.store import append_bytes, write_whole
 
 if TYPE_CHECKING:
     from sandbox_pool.pool.status import PoolStatus
@@ -22,33 +22,38 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = "status.json"
+LEARN_NAME = "learn_status.json"
+"""What `learn` itself does: the environment that it starts writes the other one in the same folder."""
+FIGURES_NAME = "figures.jsonl"
+"""What `serve` logs at each step of the trainer."""
 EVERY_S = 2.0
 
 
 class StatusFile:
-    """Writes `facts()` every two seconds while it is entered, and once more at the end."""
+    """Writes `facts()` at once, every two seconds while it is entered, and once more at the end."""
 
     def __init__(self, folder: Path, verb: str, facts: Callable[[], Mapping[str, Any]]) -> None:
-        self._path = folder / NAME
+        self._path = folder / (LEARN_NAME if verb == "learn" else NAME)
         self._verb, self._facts = verb, facts
         self._started_at = time.time()
         self._writer: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._writer = asyncio.create_task(self._keep(), name="status")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._over.set()  # not cancelled: a write that goes on in its thread would come after the last one
         if self._writer is not None:
-            self._writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._writer
+            await self._writer
         await self._write(ended=True)
 
     async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_S)
+        while not self._over.is_set():
             await self._write(ended=False)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), EVERY_S)
 
     async def _write(self, *, ended: bool) -> None:
         said = {"verb": self._verb, "pid": os.getpid(), "started_at": self._started_at, "at": time.time()}
@@ -57,6 +62,15 @@ class StatusFile:
             await asyncio.to_thread(write_whole, self._path, data)
         except UsageError as error:  # a run does not end because nobody can watch it
             log.warning("%s", error)
+
+
+def add_figures(folder: Path, step: int, figures: Mapping[str, Any]) -> None:
+    """Add a line to the figures of a serving environment."""
+    line = orjson.dumps({"step": step, "at": time.time(), "figures": dict(figures)}, default=str)
+    try:
+        append_bytes(folder / FIGURES_NAME, line + b"\n")
+    except UsageError as error:  # as above
+        log.warning("%s", error)
 
 
 def slot_facts(pool: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import orjson
 
 from agent_loop.model.contract import Message, ToolSchema
 from agent_loop.model.tokens.ledger import MASKED
-from agent_loop.model.tokens.template import MessageShape, shape_messages
+from agent_loop.model.tokens.message_shape import MessageShape, shape_messages
 from agent_loop.records.record import RolloutRecord
 from environments.errors import UsageError, writing
 from environments.runs.report.view_model import text_of

@@ -118,11 +118,9 @@ class SlotEnvironment(BaseEnvironment):  # type: ignore[misc]
     ) -> ExecResult:
         """Run a command in a bash of its own: Harbor's commands leave nothing to the next one but files."""
         who = self._resolve_user(user)
-        words = ["bash", "-c", command]
-        if who not in (None, "root", 0, "0"):
-            words = ["runuser", "-u", str(who), "--", *words]
+        other = [] if who in (None, "root", 0, "0") else ["runuser", "-u", str(who), "--"]
         done = await self._box.exec(
-            shlex.join(words),
+            shlex.join([*other, "bash", "-c", command]),
             cwd=cwd,
             env=self._merge_env(env),
             timeout_s=timeout_sec,

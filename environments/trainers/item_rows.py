@@ -26,20 +26,20 @@ def verl_rows(
             "reward_model": {"style": "rule", "ground_truth": ""},
             "extra_info": {"index": index, "item": item},
         }
-        for index, (prompt, item) in enumerate(_items(environment, count, settings))
+        for index, (prompt, item) in enumerate(taken_items(environment, count, settings))
     ]
 
 
 def skyrl_rows(environment: str, count: int, settings: Sequence[str] = ()) -> list[dict[str, Any]]:
     """For SkyRL and `SkyrlGenerator`."""
-    return [
-        {"prompt": prompt, "env_class": "hermes", "item": item} for prompt, item in _items(environment, count, settings)
-    ]
+    found = taken_items(environment, count, settings)
+    return [{"prompt": prompt, "env_class": "hermes", "item": item} for prompt, item in found]
 
 
 def slime_rows(environment: str, count: int, settings: Sequence[str] = ()) -> list[dict[str, Any]]:
     """For slime and miles: lines of JSON, with `--input-key prompt --metadata-key metadata`."""
-    return [{"prompt": prompt, "metadata": {"item": item}} for prompt, item in _items(environment, count, settings)]
+    found = taken_items(environment, count, settings)
+    return [{"prompt": prompt, "metadata": {"item": item}} for prompt, item in found]
 
 
 def nemo_gym_rows(
@@ -49,11 +49,11 @@ def nemo_gym_rows(
     reference = {"type": "responses_api_agents", "name": agent}
     return [
         {"responses_create_params": {"input": prompt}, "item": item, "agent_ref": reference}
-        for prompt, item in _items(environment, count, settings)
+        for prompt, item in taken_items(environment, count, settings)
     ]
 
 
-def _items(environment: str, count: int, settings: Sequence[str]) -> list[tuple[list[dict[str, Any]], str]]:
+def taken_items(environment: str, count: int, settings: Sequence[str]) -> list[tuple[list[dict[str, Any]], str]]:
     """(first messages, the item as text) of the next items. Blocking."""
     env = load_environment(environment, settings)
 

@@ -25,6 +25,7 @@ from environments.launch import load_environment
 from environments.models import ModelOpener
 from environments.rollouts.planning import first_messages
 from environments.rollouts.rollouts import Rollouts
+from environments.rollouts.tool_session import NoModel
 from environments.trainers.verifiers_trace import as_vf, commit
 
 
@@ -126,22 +127,13 @@ async def _keep_open(ctx: Any | None, data: HermesData, opened: asyncio.Future[R
             names = {"model_name": ctx.model, "tokenizer_name": ctx.client.renderer_model_name or ctx.model}
             secret = SecretStr(resolve_api_key(ctx.client))
             env.server_configs = [ServerConfig(base_url=ctx.client.base_url, api_key=secret, **names)]
-        async with Rollouts(env, model=None if ctx is not None else _Elsewhere()) as rollouts:
+        async with Rollouts(env, model=None if ctx is not None else NoModel()) as rollouts:
             opened.set_result(rollouts)
             await asyncio.Event().wait()
     except Exception as error:  # whoever waits for the rollouts is told
         if opened.done():
             raise
         opened.set_exception(error)
-
-
-class _Elsewhere:
-    """Stands where an environment has its model: each rollout brings one of its own."""
-
-    def count_tokens(self, *_: Any) -> Any:
-        raise AssertionError("every rollout has a model of its own")
-
-    open = count_tokens
 
 
 async def _intercepted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import FINISH_REASONS, parse_message, parse_tools
 from verifiers.v1.graph import prepare_turn
 from verifiers.v1.types import Response, TurnTokens, Usage
 
@@ -12,18 +12,13 @@ from agent_loop.model.contract import Message
 from agent_loop.records.record import RolloutRecord
 from agent_loop.turn.messages import arguments_text
 
-FINISHED = ("stop", "length", "tool_calls")
-
 
 def commit(trace: Any, record: RolloutRecord, model: str) -> None:
     """Write a rollout into the trace, call by call, with the ids as the model saw them.
 
     A trace is one growing conversation: of a rollout whose context was truncated it gets the last segment.
     """
-    tools = [
-        vf.Tool(**{key: tool["function"][key] for key in ("name", "description", "parameters")})
-        for tool in record.tools
-    ]
+    tools = parse_tools(record.tools)
     messages = [as_vf(message) for message in record.messages]
     for place, number in enumerate(record.sampled_by):
         call = None if number is None else record.sampled_calls[number]
@@ -39,7 +34,7 @@ def commit(trace: Any, record: RolloutRecord, model: str) -> None:
                 created=0,
                 model=model,
                 message=messages[place],
-                finish_reason=call.finish_reason if call.finish_reason in FINISHED else "stop",
+                finish_reason=call.finish_reason if call.finish_reason in FINISH_REASONS else "stop",
                 usage=Usage(prompt_tokens=len(call.prompt_ids), completion_tokens=len(call.sampled_ids)),
                 tokens=tokens,
             )
@@ -47,23 +42,9 @@ def commit(trace: Any, record: RolloutRecord, model: str) -> None:
 
 
 def as_vf(message: Message) -> Any:
-    """A chat message as verifiers has it."""
-    content = message.get("content")
-    match message["role"]:
-        case "assistant":
-            calls = [
-                vf.ToolCall(
-                    id=call["id"],
-                    name=call["function"]["name"],
-                    arguments=arguments_text(call["function"]["arguments"]),
-                )
-                for call in message.get("tool_calls") or ()
-            ]
-            thought = message.get("reasoning_content")
-            return vf.AssistantMessage(content=content, reasoning_content=thought, tool_calls=calls or None)
-        case "tool":
-            return vf.ToolMessage(tool_call_id=message["tool_call_id"], content=content or "", name=message.get("name"))
-        case "system":
-            return vf.SystemMessage(content=content or "")
-        case _:
-            return vf.UserMessage(content=content or "")
+    """A chat message as verifiers has it; arguments are text there."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": arguments_text(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return parse_message({**message, "tool_calls": calls})

@@ -6,11 +6,14 @@ import asyncio
 import functools
 import itertools
 import os
+import socket
 import ssl
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from sandbox_pool.client.line import Lines, NotBegun
 from sandbox_pool.errors import (
     ImageError,
     IsolationUnavailable,
@@ -23,6 +26,7 @@ from sandbox_pool.errors import (
     ScratchFull,
     StaleLease,
 )
+from sandbox_pool.server.faults import SlotError
 from sandbox_pool.server.serving import wire
 
 T = TypeVar("T")
@@ -72,6 +76,14 @@ async def dial(protocol: asyncio.Protocol, address: str) -> asyncio.Transport:
     return transport
 
 
+def _peer(transport: asyncio.Transport) -> int | None:
+    """The process at the other end of a unix socket; None where that cannot be asked."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+
+
 @dataclass(slots=True)
 class _Call:
     reply: asyncio.Future[tuple[Header, bytes]]
@@ -91,6 +103,7 @@ class Connection(asyncio.Protocol):
         self._numbers = itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[Exception], None]] = []
+        self._lines = Lines()
         self._closed_by_us = False
         self.failure: Exception | None = None
 
@@ -146,6 +159,7 @@ class Connection(asyncio.Protocol):
         if self.failure is not None:
             return
         self.failure = error
+        self._lines.close()
         for call in self._calls.values():
             if not call.reply.done():
                 call.reply.set_exception(error)
@@ -178,6 +192,33 @@ class Connection(asyncio.Protocol):
         chunks: AsyncIterable[bytes] | None = None,
     ) -> tuple[Header, bytes]:
         """One request and its answer. Cancelling this cancels the request at the server and waits until it is over."""
+        if header["op"] == "exec" and (line := self._lines.of(header)) is not None and line.takes(header, body):
+            try:
+                return await line.run(header, body, on_event, functools.partial(self._cut, header))
+            except NotBegun:
+                pass
+            except SlotError as error:
+                raise error_from_wire(error.to_wire()) from None
+        reply, data = await self._call(header, body, on_event, chunks)
+        if "line" in reply:
+            epoch = header["epoch"] if header["op"] == "exec" else reply["epoch"]
+            self._lines.promise(header["slot"], epoch, reply.pop("line"))
+        return reply, data
+
+    async def _cut(self, header: Header, elapsed_us: int) -> tuple[Header, bytes]:
+        """The line to a slot was cut while its command ran: the server knows why."""
+        asked: Header = {name: header[name] for name in ("slot", "epoch", "max_chars", "timeout_ms") if name in header}
+        return await self._call({"op": "cut", "us": elapsed_us, **asked}, b"", None, None)
+
+    async def take_lines(self, address: str, token: str, hello: Header) -> None:
+        """Have the server lend lines to slots, where it is a process of this machine, which can pass descriptors."""
+        assert self._transport is not None
+        if address.startswith("unix:") and _peer(self._transport) == hello["pid"] and "connection" in hello:
+            await self._lines.open(address.partition(":")[2], token, hello["connection"])
+
+    async def _call(
+        self, header: Header, body: bytes, on_event: OnEvent | None, chunks: AsyncIterable[bytes] | None
+    ) -> tuple[Header, bytes]:
         number = next(self._numbers)
         call = _Call(asyncio.get_running_loop().create_future(), on_event)
         self._calls[number] = call

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox_pool.client.connection import Connection, Dial, dial
+from sandbox_pool.client.connection import Connection, Dial
+from sandbox_pool.client.connection import dial as dial_directly
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.client.trees import TreeLimits, unpack_layer
 from sandbox_pool.server.serving import wire
@@ -81,13 +82,20 @@ class HostClient:
         self.info = info
 
     @classmethod
-    async def connect(cls, address: str, token: str, *, timeout_s: float = 10.0, dial: Dial = dial) -> HostClient:
-        """Connect and authenticate. Raises SandboxLost when there is no answer, ProtocolError when refused."""
-        connection = await Connection.open(address, timeout_s, dial)
+    async def connect(
+        cls, address: str, token: str, *, timeout_s: float = 10.0, dial: Dial | None = None
+    ) -> HostClient:
+        """Connect and authenticate. Raises SandboxLost when there is no answer, ProtocolError when refused.
+
+        Who dials in a way of their own gets no lines to slots: nothing may pass beside that way.
+        """
+        connection = await Connection.open(address, timeout_s, dial or dial_directly)
         try:
             async with asyncio.timeout(timeout_s):
                 hello = {"op": "hello", "protocol": wire.PROTOCOL, "token": token}
                 header, _ = await connection.call(hello)
+                if dial is None:
+                    await connection.take_lines(address, token, header)
         except BaseException:
             await connection.close()
             raise

@@ -85,11 +85,12 @@ class Sandbox:
         data = b"" if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin
         header = self._header(
             "exec",
-            rid=request_id or uuid.uuid4().hex,
             command=len(text),
             max_chars=max_output_chars,
             merge=merge_stderr,
         )
+        if request_id is not None:
+            header["rid"] = request_id
         if timeout_s is not None:
             header["timeout_ms"] = max(1, round(timeout_s * 1000))
         if cwd is not None:

@@ -337,7 +337,7 @@ class _Way:
         self._cut = cut
         self._held: list[bytes] = []
         self._swapped: bytes | None = None
-        self._free_at_s = 0.0
+        self._waiting: deque[tuple[float, bytes]] = deque()
         self._ended = False
 
     def send(self, data: bytes) -> None:
@@ -367,13 +367,20 @@ class _Way:
             self._pass(data)
 
     def _pass(self, data: bytes) -> None:
+        self._waiting.append((asyncio.get_running_loop().time() + self._faults.delay_s(), data))
+        if len(self._waiting) == 1:
+            self._hand_over_due()
+
+    def _hand_over_due(self) -> None:
+        """One timer at a time: timers of one moment come in any order, and what was sent first must arrive first."""
         loop = asyncio.get_running_loop()
-        at_s = max(self._free_at_s, loop.time() + self._faults.delay_s())
-        if at_s <= loop.time():
+        while self._waiting:
+            at_s, data = self._waiting[0]
+            if at_s > loop.time():
+                loop.call_at(at_s, self._hand_over_due)
+                return
+            self._waiting.popleft()
             self._hand_over(data)
-        else:
-            self._free_at_s = at_s
-            loop.call_at(at_s, self._hand_over, data)
 
     def _hand_over(self, data: bytes) -> None:
         if not self._ended and data:

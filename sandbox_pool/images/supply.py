@@ -19,8 +19,8 @@ from sandbox_pool.images.registry import BlobCache, Registries
 from sandbox_pool.server.build.helper_build import cache_dir
 from sandbox_pool.server.faults import SlotError
 from sandbox_pool.server.host_files import NotPrivate
-from sandbox_pool.server.images.layer_store import LayerStore
-from sandbox_pool.server.serving.image_requests import work_on_store
+from sandbox_pool.server.images.layer_store import LayerMissing, LayerStore
+from sandbox_pool.server.serving.image_requests import join_layers, work_on_store
 
 if TYPE_CHECKING:
     from sandbox_pool.client.host_client import HostClient
@@ -78,13 +78,21 @@ class Images:
         try:
             await asyncio.to_thread(store.make)
             missing = set(store.missing(layer.diff_id for layer in image.layers))
-            room = asyncio.Semaphore(AT_ONCE)
+            at_once = asyncio.Semaphore(AT_ONCE)
             layers = {layer.diff_id: layer for layer in image.layers if layer.diff_id in missing}
-            await asyncio.gather(*(self._unpack(layer, store, room) for layer in layers.values()))
+            await asyncio.gather(*(self._unpack(layer, store, at_once) for layer in layers.values()))
+            await join_layers(store, [layer.diff_id for layer in image.layers])
+        except LayerMissing:
+            room = f"{self._settings.max_gb:g} GB"
+            raise ImageError(
+                f"{name} does not stay in {store.path}, which may hold {room}: raise images.max_gb"
+            ) from None
         except (NotPrivate, OSError) as error:
             raise ScratchFull(f"layers cannot be kept in {store.path}: {error}") from error
         except SlotError as error:
             raise (ScratchFull if error.kind == "scratch" else ImageError)(str(error)) from error
+        finally:
+            store.let_go(set())
         return sorted(missing)
 
     async def _unpack(self, layer: Layer, store: LayerStore, room: asyncio.Semaphore) -> None:
@@ -155,8 +163,11 @@ class Images:
 
 
 async def collect_layers(store: LayerStore, max_bytes: int) -> dict[str, Any]:
-    """Remove half unpacked layers that nobody works on, and whole ones until the rest fits; what went."""
+    """Remove half unpacked layers that nobody works on, and whole ones and downloads until the rest fits; what went."""
+    asked = {"do": "gc", "store": store.path, "overlay": store.overlay, "max_bytes": max_bytes}
     try:
-        return await work_on_store({"do": "gc", "store": store.path, "overlay": store.overlay, "max_bytes": max_bytes})
+        removed = await work_on_store(asked)
     except SlotError as error:
         raise ScratchFull(str(error)) from error
+    downloads = await asyncio.to_thread(BlobCache(cache_dir() / "blobs").collect, max_bytes)
+    return {**removed, "download_bytes": downloads}

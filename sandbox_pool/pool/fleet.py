@@ -287,8 +287,9 @@ class Fleet:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._provider.stop(name)
         except Exception as error:  # noqa: BLE001 - any provider's fault: tried again, then kept for gc and shown
-            log.warning("%s could not be stopped: %s", name, error)
-            self.leaked[name] = str(error)
+            reason = str(error) or type(error).__name__
+            log.warning("%s could not be stopped: %s", name, reason)
+            self.leaked[name] = reason
             return False
         self.leaked.pop(name, None)
         await self._forget(name)

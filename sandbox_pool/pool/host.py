@@ -15,12 +15,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sandbox_pool.client.connection import dial
 from sandbox_pool.client.host_client import HostClient, HostHealth
 from sandbox_pool.config import PoolConfig
 from sandbox_pool.errors import SandboxLost
 from sandbox_pool.providers.base import Dials, Host, Provider
 from sandbox_pool.spec import SandboxSpec
+
+REBUILDING = 2
+"""Slots given back lately that a lease leaves alone while there are others."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ Connect = Callable[[str, str], Awaitable[HostClient]]
 
 def connect_through(provider: Provider) -> Connect:
     """How the slot servers of this provider are reached."""
-    return functools.partial(HostClient.connect, dial=provider.dial if isinstance(provider, Dials) else dial)
+    return functools.partial(HostClient.connect, dial=provider.dial if isinstance(provider, Dials) else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +159,8 @@ class PooledHost:
         return bool(self.taken or self.grants or self.resetting)
 
     def take(self) -> int:
-        """Reserve a free slot: the one used last, whose pages are warm."""
-        slot = self.free.pop()
+        """Reserve a free slot: one used lately, whose pages are warm, but not the last, which is being rebuilt."""
+        slot = self.free.pop(max(0, len(self.free) - REBUILDING - 1))
         self.taken.add(slot)
         return slot
 

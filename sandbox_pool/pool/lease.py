@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -39,35 +39,36 @@ class WaitQueue:
     """One line per key. A waiter that was cancelled or timed out is skipped: it can never take a slot."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Waiter]] = {}
+        self._lines: dict[str, OrderedDict[Waiter, None]] = {}
 
     def push(self, waiter: Waiter) -> None:
         """Join the end of the line."""
-        self._lines.setdefault(waiter.key, deque()).append(waiter)
+        self._lines.setdefault(waiter.key, OrderedDict())[waiter] = None
 
     def push_front(self, waiter: Waiter) -> None:
         """Back to the head of the line: the slot this waiter was given turned out to be gone."""
-        self._lines.setdefault(waiter.key, deque()).appendleft(waiter)
+        self.push(waiter)
+        self._lines[waiter.key].move_to_end(waiter, last=False)
 
     def head(self, key: str) -> Waiter | None:
         """The next to be served."""
         line = self._lines.get(key)
         while line:
-            if not line[0].granted.done():
-                return line[0]
-            line.popleft()
+            waiter = next(iter(line))
+            if not waiter.granted.done():
+                return waiter
+            del line[waiter]
         self._lines.pop(key, None)
         return None
 
     def remove(self, waiter: Waiter) -> None:
         """Leave the line."""
-        line = self._lines.get(waiter.key)
-        if line and waiter in line:
-            line.remove(waiter)
+        self._lines.get(waiter.key, OrderedDict()).pop(waiter, None)
 
     def count(self, key: str) -> int:
-        """How many wait for this key."""
-        return sum(1 for waiter in self._lines.get(key, ()) if not waiter.granted.done())
+        """How many wait for this key. Whoever gives up leaves the line, and the others are served in turn: so only its
+        head can hold some that do not wait any more."""
+        return len(self._lines[key]) if self.head(key) is not None else 0
 
     def waiting(self) -> Iterator[Waiter]:
         """All waiters, in no particular order between keys."""

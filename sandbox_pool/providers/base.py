@@ -269,11 +269,11 @@ def host_keys(provider: Provider) -> Callable[[SandboxSpec], str]:
 BUILT_IN = {
     "apptainer": "sandbox_pool.providers.apptainer:ApptainerProvider",
     "daytona": "sandbox_pool.providers.daytona.daytona_provider:DaytonaProvider",
-    "docker": "sandbox_pool.providers.docker:DockerProvider",
+    "docker": "sandbox_pool.providers.docker.docker_provider:DockerProvider",
     "local": "sandbox_pool.providers.local:LocalProvider",
     "modal": "sandbox_pool.providers.modal.modal_provider:ModalProvider",
     "nomad": "sandbox_pool.providers.nomad.nomad_provider:NomadProvider",
-    "podman": "sandbox_pool.providers.docker:PodmanProvider",
+    "podman": "sandbox_pool.providers.docker.docker_provider:PodmanProvider",
     "slurm": "sandbox_pool.providers.slurm:SlurmProvider",
     "ssh": "sandbox_pool.providers.ssh:SshProvider",
 }

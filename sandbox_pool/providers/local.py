@@ -109,6 +109,7 @@ def require_space(path: Path, min_mb: int) -> None:
 TERM_GRACE_S = 5.0
 BEING_MADE_S = 10.0
 """A folder without a record that is younger may be one that somebody is about to write."""
+ROOT_TRIES = 20
 SHORT_PLACES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))
 """Where sockets go whose path would be too long."""
 INTERPRETER_NEEDS = ("LD_LIBRARY_PATH", "PYTHONHOME")
@@ -220,13 +221,7 @@ class LocalProvider:
 
         Only the scratch space below is given to the user of the server: what root reads or runs stays root's.
         """
-        root = open_private(self._root, OWN_MODE)
-        try:
-            require_space(self._root, self._context.scratch_min_mb)
-            os.mkdir(directory.name, 0o700, dir_fd=root)
-            folder = os.open(directory.name, FOLDER, dir_fd=root)
-        finally:
-            os.close(root)
+        folder = self._make_folder(directory.name)
         try:
             os.fchmod(folder, OWN_MODE)
             write_record(directory, self._record(directory.name, ""))  # first: a gc that looks now must see the owner
@@ -244,6 +239,22 @@ class LocalProvider:
         address = f"unix:{_socket_path(directory)}"
         write_record(directory, self._record(directory.name, address))
         return address
+
+    def _make_folder(self, name: str) -> int:
+        """A host's folder, opened. A pool that shares the scratch space may remove the empty root at any moment."""
+        for attempt in range(ROOT_TRIES):
+            try:
+                root = open_private(self._root, OWN_MODE)
+                try:
+                    require_space(self._root, self._context.scratch_min_mb)
+                    os.mkdir(name, 0o700, dir_fd=root)
+                    return os.open(name, FOLDER, dir_fd=root)
+                finally:
+                    os.close(root)
+            except FileNotFoundError:
+                if attempt == ROOT_TRIES - 1:
+                    raise
+        raise AssertionError("the last attempt raises")
 
     def _clean(self, directory: Path) -> Problems:
         """Have what the server left removed, as the user it ran as: root must not act on what that user wrote."""

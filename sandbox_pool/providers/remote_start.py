@@ -15,7 +15,7 @@ from typing import Any
 from sandbox_pool.client.connection import Dial, dial
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.errors import HostStartFailed, SandboxLost
-from sandbox_pool.providers.base import start_error
+from sandbox_pool.providers.base import ProviderContext, start_error
 from sandbox_pool.server.build.packing import pack
 
 RETRY_S = 0.05
@@ -39,6 +39,17 @@ def packed_server() -> tuple[bytes, str]:
 def token_hash(token: str) -> str:
     """The form of a host's token that may be stored in public."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def loader_settings(context: ProviderContext, name: str, bind: str, scratch: Path, load_s: float) -> dict[str, str]:
+    """The loader's variables, of which none is secret."""
+    return {
+        "HRL_BIND": bind,
+        "HRL_SCRATCH": str(scratch / "hermes-rl"),
+        "HRL_SERVER_SHA256": packed_server()[1],
+        "HRL_TOKEN_SHA256": token_hash(context.token(name)),
+        "HRL_LOAD_S": f"{load_s:g}",
+    }
 
 
 async def load_server(name: str, address: str, token: str, program: bytes, dial: Dial = dial) -> None:

@@ -16,6 +16,7 @@ from .images.user_ids import remove_mapped
 from .isolation.cgroups import Cgroups
 from .isolation.layers import remove_layers_dir
 from .isolation.levels import RUN_UIDS
+from .slots.shell import start
 
 RECORD = "server.json"
 WAIT_S = 10.0
@@ -79,14 +80,27 @@ def _marked(scratch: str) -> list[tuple[int, int]]:
         users = _users_of(pid)
         if len(users) != 1 or not (users <= allowed or (os.geteuid() == 0 and min(users) in RUN_UIDS_ALL)):
             continue
-        with contextlib.suppress(OSError):  # it ended, or is not ours to read
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read()
-            inside = f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(slots)
-            ticks = start_ticks(pid)
-            if ticks is not None and (inside or f"HOME={slots}".encode() in environment):
-                found.append((pid, ticks))
+        ticks = start_ticks(pid)
+        if ticks is not None and (_is_shell_in(pid, slots) or _works_in(pid, slots)):
+            found.append((pid, ticks))
     return found
+
+
+def _works_in(pid: int, slots: str) -> bool:
+    with contextlib.suppress(OSError):  # it ended, or is not ours to read
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if f"HOME={slots}".encode() in file.read():
+                return True
+        return f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(slots)
+    return False
+
+
+def _is_shell_in(pid: int, slots: str) -> bool:
+    """A shell of a slot (helper/hidden.c) shows nothing but its arguments."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        begin = start(slots).rpartition("'; ")[0]
+        return f"\0-c\0{begin}".encode() in file.read()
+    return False
 
 
 def _end(find: Callable[[str], list[tuple[int, int]]], scratch: str) -> list[str]:

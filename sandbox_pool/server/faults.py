@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
+
+TimedOut = asyncio.TimeoutError
+"""What `wait_for` raises: another class than the builtin one before Python 3.11."""
 
 
 class SlotError(Exception):

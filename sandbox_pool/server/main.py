@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from . import cleanup, machine
-from .faults import SlotError
+from .faults import SlotError, TimedOut
 from .images.layer_store import LayerStore, default_path
 from .images.own_root import OwnImage, make_mask
 from .serving.image_requests import ImageRequests
@@ -32,6 +32,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--listen", default="tcp:127.0.0.1:0", help="unix:/path or tcp:host:port")
     parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--most-shells", type=int, default=512, help="shells that wait in leased slots")
     parser.add_argument("--scratch", required=True)
     parser.add_argument("--min-isolation", default="plain", choices=("namespaces", "landlock", "uid", "plain"))
     parser.add_argument("--level", help="use this level only")
@@ -64,7 +65,7 @@ def main() -> None:
     if not token:
         _say({"error": "no token on stdin"})
         sys.exit(2)
-    _raise_file_limit()
+    _raise_file_limit(arguments.slots)
     try:
         asyncio.run(_serve(arguments, token))
     except (SlotError, OSError) as error:
@@ -85,17 +86,19 @@ def _reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _raise_file_limit() -> None:
-    """Every slot needs a handful of descriptors here."""
+def _raise_file_limit(slots: int) -> None:
+    """Every slot needs a handful of descriptors here; root may have more than the limit it was given."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for wanted in (max(hard, 4096 + 4 * slots), hard):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+            return
 
 
 async def _serve(arguments: argparse.Namespace, token: str) -> None:
-    host = await find_host(arguments.scratch, arguments.min_isolation, arguments.level)
+    host = await find_host(arguments.scratch, arguments.slots, arguments.min_isolation, arguments.level)
     host.builder.keep_out += arguments.keep_out
-    slots = Slots(arguments.slots, host.builder)
+    slots = Slots(arguments.slots, host.builder, arguments.most_shells)
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
     store = LayerStore(arguments.images or default_path(), "user" if host.level.user_ns else "trusted")
@@ -141,7 +144,7 @@ def _stop(host: Host, listen: str) -> None:
 
 async def _until_stopped(service: Service, ttl_s: float | None) -> None:
     while not service.stopping.is_set() and not owner_gone(service, ttl_s):
-        with contextlib.suppress(asyncio.TimeoutError):
+        with contextlib.suppress(TimedOut):
             await asyncio.wait_for(service.stopping.wait(), min(TTL_CHECK_S, ttl_s) if ttl_s else None)
 
 

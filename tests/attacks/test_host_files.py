@@ -35,10 +35,10 @@ def put(folder: str, name: str, mode: int, owner: int = 0) -> Path:
     return path
 
 
-def clear() -> None:
+def clear(*names: str) -> None:
     for folder in (*FOLDERS, "/"):
-        for found in Path(folder).glob(f"{MARK}-*"):
-            shutil.rmtree(found)
+        for found in [each for name in names for each in Path(folder).glob(f"{MARK}-{name}")]:
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +50,7 @@ def early() -> Iterator[list[Path]]:
             *(put(folder, "own", 0o600, NOBODY) for folder in ("/opt", "/usr/local/share")),
         ]
     finally:
-        clear()
+        clear("early", "own")
 
 
 async def readable(server: Server, paths: list[Path]) -> str:
@@ -74,9 +74,32 @@ async def test_files_made_on_the_host_after_the_start_cannot_be_read(server: Ser
             late += [put(folder, "open", 0o644) for folder in ("/", "/etc", "/var/lib", "/var/cache")]
         assert "secret of" not in await readable(server, late)
     finally:
-        for folder in (*FOLDERS, "/"):
-            for name in ("late", "open"):
-                shutil.rmtree(Path(folder) / f"{MARK}-{name}", ignore_errors=True)
+        clear("late", "open")
+
+
+def put_open(path: str) -> Path:
+    Path(path).write_text(f"secret of {path}\n")
+    return Path(path)
+
+
+def close(path: Path) -> Path:
+    """Only the user whom ordinary servers run as may read it from now on."""
+    os.chown(path, NOBODY, NOBODY)
+    path.chmod(0o600)
+    return path
+
+
+async def test_late_private_files_of_the_servers_own_user_cannot_be_read(server: Server) -> None:
+    """Made, moved there, or made private; also below a folder that came with them. The slot was built before them."""
+    try:
+        closed = put_open(f"/usr/local/share/{MARK}-closed")
+        async with server.lease() as agent:
+            assert (await agent.exec(f"cat {closed}")).output.startswith("secret of")
+        late = [put(folder, "mine", 0o600, NOBODY) for folder in ("/opt", "/usr/local/share", "/usr/share", "/usr/lib")]
+        moved = put("/var/lib", "mine", 0o600, NOBODY).rename(f"/opt/{MARK}-moved")
+        assert "secret of" not in await readable(server, [*late, moved, close(closed)])
+    finally:
+        clear("mine", "moved", "closed")
 
 
 async def test_the_root_of_a_slot_is_not_the_hosts(server: Server) -> None:

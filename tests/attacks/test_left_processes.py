@@ -13,8 +13,10 @@ import pytest
 
 from sandbox_pool import PoolConfig, SandboxSpec
 from sandbox_pool.client.host_client import HostClient
+from sandbox_pool.errors import SandboxError
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
+from sandbox_pool.server.cleanup import start_ticks
 from support.pool_wait import eventually
 
 
@@ -80,3 +82,32 @@ async def test_daemons_of_a_killed_server_are_gone_after_gc(place, level, killed
     await eventually(lambda: processes_with(mark) == [])
     await provider.stop("h1")
     assert await asyncio.to_thread(lambda: [path.name for path in place.iterdir()]) in (["state"], [])
+
+
+@pytest.mark.parametrize("level", ["landlock", "plain"])
+async def test_a_shell_of_a_killed_server_is_gone_after_gc(place, level):
+    """It shows neither environment nor working directory, to nobody but root."""
+    provider = make(place, level)
+    host = await provider.start("h1", SandboxSpec())
+    client = await HostClient.connect(host.address, host.token)
+    box = await client.lease(0, task_id="t", spec=SandboxSpec())
+    loop = asyncio.create_task(box.exec("cd /; read -r stat </proc/self/stat; echo $stat >~/pid; while :; do :; done"))
+    while (said := await box.stat("../home/pid")) is None or not said.size:
+        pass
+    shell = int((await box.read_file("../home/pid")).split()[0])
+    try:
+        victims = [pid for pid in below(int(host.identity)) if int(pid) != shell]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                os.kill(int(pid), number)
+        await provider._processes["h1"].wait()
+        with pytest.raises(SandboxError):
+            await loop
+        await client.close()
+        assert start_ticks(shell) is not None
+        await make(place, level).stop("h1")
+        assert start_ticks(shell) is None
+    finally:
+        with contextlib.suppress(OSError):
+            os.kill(shell, signal.SIGKILL)
+    await provider.stop("h1")

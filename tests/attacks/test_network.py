@@ -173,6 +173,15 @@ async def test_of_several_addresses_only_the_public_one_is_used(slot: Sandbox) -
         "http://site.example%2eother.example/",
         "http://site.example%00.other.example/",
         "http://site.example..other.example/",
+        "http://SITE.example.:8080/",
+        "http://0177.0.0.1/",
+        "http://0x7f.0.0.1/",
+        "http://127.0.0.1.:80/",
+        "http://[::ffff:7f00:1]/",
+        "http://[::127.0.0.1]/",
+        "http://[fe80::1%%25eth0]/",
+        "http://localhost./",
+        "http://LOCALHOST/",
         "https://site.example/",
         "ftp://site.example/",
         "/",
@@ -196,6 +205,37 @@ async def test_the_host_header_and_further_requests_reach_no_other_site(slot: Sa
         f"GET http://site.example/ HTTP/1.1\nConnection: content-length\nContent-Length: 80\n\n{second}",
     ):
         assert "other.example" not in await say(slot, first)
+
+
+@pytest.mark.parametrize(
+    "request_in_it",
+    [
+        "GET / HTTP/1.1\nHost: other.example\n\n",
+        "\nGET / HTTP/1.1\nHost: other.example\n\n",
+        "GET http://other.example/ HTTP/1.1\nHost: site.example\n\n",
+        "GET / HTTP/1.1\nHost: site.example\nHost: other.example\n\n",
+        "GET / HTTP/1.1\\nHost: other.example\\n\\n",
+        "GET / HTTP/1.1\nHost: site.example\n\nGET / HTTP/1.1\nHost: other.example\n\n",
+        "POST / HTTP/1.1\nHost: site.example\nContent-Length: 1\n\nxGET / HTTP/1.1\nHost: other.example\n\n",
+        "get / HTTP/1.1\nHost: other.example\n\n",
+        "PRI * HTTP/2.0\n\nSM\n\n",
+        "GET / HTTP/1.1\nHost: site.example\nConnection: Upgrade\n\nGET / HTTP/1.1\nHost: other.example\n\n",
+    ],
+)
+async def test_a_request_in_a_tunnel_reaches_no_other_site(slot: Sandbox, request_in_it: str) -> None:
+    answer = await say(slot, f"CONNECT site.example:80 HTTP/1.1\n\n{request_in_it}")
+    assert answer.startswith("HTTP/1.1 200 Connection established")
+    assert "other.example" not in answer
+
+
+async def test_a_request_in_a_tunnel_to_its_own_host_is_answered(slot: Sandbox) -> None:
+    result = await slot.exec("curl -sS --proxytunnel --max-time 5 http://site.example/", timeout_s=20)
+    assert result.output == "public site.example\n"
+    split = "exec 9<>/dev/tcp/127.0.0.1/31280; printf 'CONNECT site.example:80 HTTP/1.1\\r\\n\\r\\n' >&9; sleep 0.2; "
+    split += "for part in G 'ET / HTTP/1.1\\r' '\\nHost: other.exa' 'mple\\r\\n\\r\\n'; do "
+    split += 'printf "$part" >&9; sleep 0.2; done; timeout 3 cat <&9'
+    assert "other.example" not in (await slot.exec(split, timeout_s=20)).output
+    assert ("other.example", "not allowed") in await refused(slot)
 
 
 async def test_tls_names_no_host_but_a_listed_one(slot: Sandbox) -> None:

@@ -211,6 +211,27 @@ def test_layers_are_not_put_into_a_folder_that_another_user_made(tmp_path):
             shutil.rmtree(folder)
 
 
+def test_layers_whose_scratch_space_is_gone_are_swept_and_those_of_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted link must not have root remove what somebody else has in shared memory, nor what is in use."""
+    from sandbox_pool.server.isolation import layers
+
+    monkeypatch.setattr(layers, "SHARED_MEMORY", str(tmp_path))
+    for name, leads_to in (("hermes_gone", "nowhere"), ("hermes_used", "."), ("other_gone", "nowhere")):
+        (tmp_path / name).mkdir(mode=0o700)
+        (tmp_path / name / "scratch").symlink_to(tmp_path / leads_to)
+    (tmp_path / "hermes_link").symlink_to("hermes_used")
+    (tmp_path / "hermes_plain").mkdir(mode=0o700)
+    layers.sweep_shared_memory()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "hermes_link",
+        "hermes_plain",
+        "hermes_used",
+        "other_gone",
+    ]
+
+
 USE = """
 import asyncio, sys
 from pathlib import Path

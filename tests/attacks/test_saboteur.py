@@ -79,6 +79,7 @@ def judge(records: list[Any]) -> None:
     assert [(r.task_id, r.verifier_score) for r in records if r.verifier_score != 0.0] == []
 
 
+@pytest.mark.ci
 async def test_sabotage_is_neither_lost_nor_paid_and_leaves_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as pool:
         judge(await play(pool, saboteur, groups=2))

@@ -13,11 +13,11 @@ from support.slot_server import Server
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FORGE = (
-    "trap '' EXIT; s= w=; for f in /proc/$$/fd/*; do "
-    "case $(readlink $f) in *memfd:state*) s=$f;; *memfd:script*) w=$f;; esac; done; "
-    '[ -n "$s" ] && [ -n "$w" ] || exit 77; w=$(tail -c 33 $w | tr -d "\\0"); {{ {what}; echo "#end"; }} >$s; '
-    "for f in /proc/$$/fd/*; do case $(readlink $f) in socket*) printf '%s\\0exit\\0/\\0' $w >&${{f##*/}};; esac; done;"
-    " kill -9 $$"
+    "trap '' EXIT; w= states=(); for f in /proc/self/fd/*; do [[ -f $f ]] || continue; "
+    "{{ IFS= read -r -d '' x; read -r -d '' y; read -r -d '' z; }} <$f; "
+    "if [[ $x == *exec* && $z ]]; then w=$z; else states+=($f); fi; done; [[ $w && $states ]] || exit 77; "
+    'for f in "${{states[@]}}"; do {{ {what}; echo "#end"; }} >$f; done; '
+    "for f in /proc/self/fd/*; do [[ -S $f ]] && printf '%s\\0exit\\0/\\0' $w >&${{f##*/}}; done; kill -9 $$"
 )
 """Leaves a state of the attacker's own, and says of it all that a shell says which saved it."""
 
@@ -127,6 +127,13 @@ HOSTILE = {
     "timeout of read": "TMOUT=1; readonly TMOUT",
     "separators": "IFS=0123456789abcdefx",
     "umask": "umask 777",
+    "disabled builtins": "for b in unset exec exit set eval read printf trap declare builtin; do enable -n $b; done",
+    "attributes": "declare -u REPLY; declare -n __hermes=PATH OLDPWD=REPLY; declare -i POSIXLY_CORRECT; declare -A PWD",
+    "traces": "for i in {9..30} 241; do BASH_XTRACEFD=$i; set -x; unset BASH_XTRACEFD; done 2>/dev/null; set -x",
+    "no files": "ulimit -f 0",
+    "edited script": "for f in /proc/self/fd/*; do [[ -f $f ]] && echo 'exit 0' >$f; done",
+    "false wakes": "for f in /proc/self/fd/*; do [[ -S $f ]] && printf '\\n\\n\\n' >&${f##*/}; done",
+    "stopped shell": "kill -STOP $$",
     "killed keeper": "kill -9 $PPID",
     "stopped keeper": "kill -STOP $PPID",
 }

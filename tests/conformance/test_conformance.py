@@ -31,6 +31,8 @@ PLACES = {
     "uid": {"level": "uid"},
     "plain": {"level": "plain"},
 }
+RARE = ("no-user-namespace", "landlock-as-user", "uid")
+"""Ways to a level that few machines take."""
 if os.getuid() != 0:
     PLACES = {"user": {}, "landlock": {"level": "landlock"}, "plain": {"level": "plain"}}
 
@@ -89,7 +91,11 @@ def outcomes(request):
     return asyncio.run(run_places())
 
 
-CASES = [pytest.param(place, check, id=f"{place}-{check.id}") for place in PLACES for check in checks_at(place)]
+CASES = [
+    pytest.param(place, check, id=f"{place}-{check.id}", marks=[pytest.mark.ci] if place in RARE else [])
+    for place in PLACES
+    for check in checks_at(place)
+]
 
 
 @pytest.mark.parametrize(("place", "check"), CASES)

@@ -56,8 +56,10 @@ async def test_an_answer_that_never_comes_is_not_waited_for_much_longer_than_the
     patient = config.model_copy(update={"lost_after_s": 60.0})
     async with SlotPool.from_config(patient) as pool:
         lease = await pool.acquire("t")
+        running = await started(lease, "sleep 300")  # so that the next command needs the server
         os.kill(lease.host_info.pid, signal.SIGSTOP)
         with pytest.raises(SandboxLost, match="gave no answer"):
             await asyncio.wait_for(lease.exec("echo hi", timeout_s=0.2), 30)
         os.kill(lease.host_info.pid, signal.SIGCONT)
         await lease.release()
+        await asyncio.gather(running, return_exceptions=True)

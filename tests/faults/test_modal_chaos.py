@@ -105,7 +105,7 @@ def others():
 @pytest.mark.parametrize(
     ("operations", "path"),
     [
-        (40, "tunnel"),
+        pytest.param(40, "tunnel", marks=pytest.mark.ci),
         pytest.param(500, "tunnel", marks=pytest.mark.slow),
         pytest.param(500, "exec", marks=pytest.mark.slow),
     ],

@@ -338,7 +338,7 @@ ROWS = {
     "pool gc --state-dir corrupt": "pool.db",
     "pool check --state-dir corrupt --only exec": "pool.db",
     "pool gc --provider nomd --state-dir s": "did you mean 'nomad'?",
-    "pool image build --provider nomad": "invalid choice: 'nomad'",
+    "pool images build --provider nomad": "invalid choice: 'nomad'",
     "pool image push": "invalid choice: 'push'",
     "pool image build --option hots=x": "did you mean 'host'?",
     "pool check --provider docker --option runtme=runsc": "did you mean 'runtime'?",

@@ -89,6 +89,7 @@ def run_blocks(page: Path, folder: Path) -> str:
     return "".join(printed)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name != "README.md"], ids=name)
 def test_the_blocks_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) -> None:

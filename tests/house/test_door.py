@@ -73,6 +73,7 @@ def test_the_version_is_that_of_the_wheel(site: Path) -> None:
     assert f"\nVersion: {hermes_rl.__version__}\n" in metadata.read_text()
 
 
+@pytest.mark.ci
 def test_user_programs_pass_mypy_strict_against_the_wheel(venv: Path, site: Path, tmp_path: Path) -> None:
     assert all((site / package / "py.typed").is_file() for package in PACKAGES)
     (tmp_path / "three.py").write_text(
@@ -101,6 +102,7 @@ def test_a_package_of_the_same_name_is_named_in_one_sentence(package: str, tmp_p
     assert "-P" in last
 
 
+@pytest.mark.ci
 def test_the_example_runs_beside_a_package_of_the_same_name(venv: Path, tmp_path: Path) -> None:
     """From the wheel, with -P as the sentence says."""
     (tmp_path / "environments").mkdir()

@@ -20,6 +20,7 @@ def dropped():
     return [line.split(";")[0].strip().replace("-", "_") for line in overrides]
 
 
+@pytest.mark.ci
 def test_what_we_use_of_atroposlib_imports_without_the_dropped_packages():
     code = (
         f"import sys\nfor name in {dropped()!r}: sys.modules[name] = None\n"

@@ -38,8 +38,18 @@ async def test_one_terminal_call_passes_few_files():
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.ci
 async def test_one_group_passes_few_files():
     files = await layout.every_time(layout.way_of_a_group)
     assert {"environments/base.py", "environments/atropos/outbox.py"} <= set(files)
-    # Two of them are the cassette's, through which every answer of model and slot passes.
-    assert len(files) <= 59, "\n".join(files)
+    # Two of them are the cassette's, through which every answer of model and slot passes. Three are of the line to a
+    # slot's shell: the server's process did that work before, and only files of the client's count here.
+    assert len(files) <= 62, "\n".join(files)
+
+
+def test_an_adapter_to_a_trainer_is_short():
+    """At most 150 lines for each module, whole; what adapters share is a module of its own."""
+    folder = layout.ROOT / "environments" / "trainers"
+    lines = {str(path.relative_to(folder)): len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
+    assert len(lines) > 15
+    assert {name: count for name, count in lines.items() if count > 150} == {}

@@ -16,7 +16,7 @@ import pytest
 from sandbox_pool.server.build.helper_build import MACHINES
 
 # A cross compiler builds its C library first.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]

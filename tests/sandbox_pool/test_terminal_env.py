@@ -180,11 +180,12 @@ BLOCKS = pytest.mark.parametrize(
         pytest.param(
             """
             TERMINAL_ENV=nomad
+            TERMINAL_NOMAD_AUTOSTART=1
             TERMINAL_NOMAD_IMAGE=atropos-sandbox:local
             TERMINAL_TIMEOUT=60
             """,
             "nomad",
-            {"driver": "docker"},
+            {"autostart": True, "driver": "docker"},
             {"image": "atropos-sandbox:local"},
             id="nomad",
         ),
@@ -217,13 +218,12 @@ def test_the_blocks_of_hermes_agent_give_provider_options_and_image(caplog, bloc
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TERMINAL_NOMAD_AUTOSTART", "1"),
         ("TERMINAL_NOMAD_RAW_EXEC_PORT", "8080"),
         ("TERMINAL_DOCKER_VOLUMES", '["/a:/a"]'),
     ],
 )
 def test_what_slots_do_not_do_is_said_only_when_it_is_asked_for(caplog, name, value):
-    PoolConfig.from_env({name: "false" if value == "1" else ""})
+    PoolConfig.from_env({name: ""})
     assert caplog.text == ""
     PoolConfig.from_env({name: value})
     assert f"{name} has no effect: " in caplog.text

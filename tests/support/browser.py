@@ -106,9 +106,18 @@ class Page:
             if (value) done(value); else if (performance.now() > end) fail(new Error("never: " + document.title));
             else setTimeout(look, 15); }};
           look(); }})"""
-        answer = await self.send("Runtime.evaluate", expression=looked, returnByValue=True, awaitPromise=True)
+        answer = await self._evaluated(looked)
         assert "exceptionDetails" not in answer, f"never true: {expression}; the page's errors: {self.errors}"
         return answer["result"].get("value")
+
+    async def _evaluated(self, expression: str) -> dict[str, Any]:
+        """Asked again where the page was left for another while it waited."""
+        while True:
+            try:
+                return await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+            except AssertionError as error:
+                if "navigated or closed" not in str(error):
+                    raise
 
     async def text(self, selector: str) -> str:
         """What people read in the first element that fits."""

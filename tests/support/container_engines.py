@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.containers import TOOLS, Unavailable
+from support.containers import TOOLS, Unavailable, debian_root
 
 START_S = 60
 IMAGE = "localhost/hrl-usr:latest"
@@ -27,6 +27,14 @@ OPTIONS = {"image": IMAGE, "mounts": ["/usr:/usr:ro"], "pull": "never", "network
 UNPACKED = f"{TOOLS}/docker/usr/sbin:{TOOLS}/docker/usr/bin"
 PATH = f"{UNPACKED}:{os.environ['PATH']}:/usr/sbin:/sbin"
 BASE_ENVIRONMENT = {key: text for key, text in os.environ.items() if key not in ("CONTAINER_HOST", "DOCKER_HOST")}
+APP_IMAGE = "localhost/hrl-own:1"
+APP_CHANGES = (
+    "ENV GREETING=hi",
+    "ENV PATH=/testbed/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "WORKDIR /testbed",
+    "USER app:mail",
+    'ENTRYPOINT ["/bin/false"]',
+)
 PODMAN_CONF = """[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [engine]
@@ -67,8 +75,8 @@ class Engine:
 
 
 @contextlib.contextmanager
-def docker() -> Iterator[Engine]:
-    """Dockerd without a bridge or iptables, which need what test machines lack."""
+def docker(*flags: str) -> Iterator[Engine]:
+    """Dockerd without a bridge or iptables, which need what test machines lack. `flags` are more of its own."""
     if os.geteuid() != 0:
         raise Unavailable("dockerd needs root")
     for program in ("dockerd", "runc"):
@@ -78,7 +86,7 @@ def docker() -> Iterator[Engine]:
         host = f"unix://{work}/s"
         places = [f"--data-root={work}/data", f"--exec-root={work}/exec", f"--pidfile={work}/pid", "-H", host]
         program = shutil.which("dockerd", path=PATH)
-        daemon = [program, "--iptables=false", "--ip6tables=false", "--bridge=none", *places]
+        daemon = [program, "--iptables=false", "--ip6tables=false", "--bridge=none", *places, *flags]
         with _serving(daemon, work, {}):
             command = shutil.which("docker", path=PATH)
             yield _with_image(Engine("docker", host, [command, "-H", host]))
@@ -163,3 +171,31 @@ def _with_image(engine: Engine) -> Engine:
         except subprocess.CalledProcessError as error:
             raise Unavailable(f"{engine.kind} imports no image here: {error.stderr.strip()[-200:]}") from error
     return engine
+
+
+def app_image(engine: Engine) -> str:
+    """A Debian with Python, a folder of its own at the top, an environment and a user."""
+    root = debian_root()
+    if engine.run("images", "--quiet", APP_IMAGE):
+        return APP_IMAGE
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        subprocess.run(["tar", "-C", root, "--exclude=./etc/passwd", "-cf", file.name, "."], check=True)
+        with tarfile.open(file.name, "a") as archive:
+            _add(archive, "testbed", b"", type=tarfile.DIRTYPE, mode=0o755, uid=1234, gid=8)
+            _add(archive, "testbed/bin/hello", b"#!/bin/sh\necho hello\n", mode=0o755)
+            _add(archive, "testbed/data.txt", b"of the image\n", uid=1234, gid=8)
+            _add(archive, "root/.profile-of-image", b"x", mode=0o600)
+            users = (root / "etc/passwd").read_bytes() + b"app:x:1234:1234::/testbed:/bin/sh\n"
+            _add(archive, "etc/passwd", users)
+        Path(file.name).chmod(0o644)
+        changes = [word for change in APP_CHANGES for word in ("--change", change)]
+        engine.run("import", *changes, file.name, APP_IMAGE)
+    return APP_IMAGE
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes, **attributes: object) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    for key, value in attributes.items():
+        setattr(entry, key, value)
+    archive.addfile(entry, io.BytesIO(data))

@@ -28,6 +28,7 @@ from agent_loop.outcome import Outcome
 from agent_loop.records.record import AgentResult, RolloutRecord, SampledCall, ToolCallRecord, ToolError, TurnRecord
 from agent_loop.turn.runtime import ToolStatus
 from environments.apps.cli import main as cli
+from environments.benchmarks.swe_bench import SweBenchConfig
 from environments.code_tasks.code_env import CodeTasksConfig
 from environments.config.settings import HermesAgentEnvConfig, RunConfig
 from environments.harbor_tasks import HarborConfig
@@ -170,6 +171,7 @@ def settings_page() -> str:
         ("code_tasks", CodeTasksConfig),
         ("prompts", PromptsConfig),
         ("harbor", HarborConfig),
+        ("swe_bench", SweBenchConfig),
     ):
         parts.append(f"\n## `env` of {name}\n\n{settings_table('env', kind, leave_out=base)}")
     return "".join(parts)
@@ -224,7 +226,10 @@ def objects_page() -> str:
 def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
+            first: dict[int, tuple[str, argparse.ArgumentParser]] = {}
+            for name, inner in action.choices.items():
+                first.setdefault(id(inner), (name, inner))  # an alias is the same parser under another name
+            yield from first.values()
 
 
 def flags_table(parser: argparse.ArgumentParser) -> str:
@@ -246,7 +251,9 @@ def commands_page() -> str:
         parser = dict(subcommands(cli.build_parser([name])))[name]
         parts.append(f"\n## {name}\n\n{line[0].upper()}{line[1:]}.\n\n    {verb.EXAMPLE}\n\n{flags_table(parser)}")
         for action, inner in subcommands(parser):
-            parts.append(f"\n### {name} {action}\n\n{flags_table(inner)}")
+            for word, deeper in (("", inner), *((f" {word}", each) for word, each in subcommands(inner))):
+                if rows := flags_table(deeper):
+                    parts.append(f"\n### {name} {action}{word}\n\n{rows}")
     return "".join(parts)
 
 

@@ -70,6 +70,7 @@ plugin "raw_exec" {{
 plugin "docker" {{
   config {{
     allow_caps = ["all"]
+    {docker}
     gc {{
       image = false
     }}
@@ -105,7 +106,16 @@ class Agent:
     """One agent, server and client by default."""
 
     def __init__(
-        self, folder, *, bind="127.0.0.1", interface="lo", server=None, netns=None, memory_mb=16000, name="one"
+        self,
+        folder,
+        *,
+        bind="127.0.0.1",
+        interface="lo",
+        server=None,
+        netns=None,
+        memory_mb=16000,
+        name="one",
+        docker_host=None,
     ):
         self.folder = Path(folder)
         self.data = self.folder / "data"
@@ -129,7 +139,8 @@ class Agent:
             servers=f'"{server}"' if server else "",
             interface=interface,
             memory_mb=memory_mb,
-            drivers="raw_exec,docker" if Path("/var/run/docker.sock").exists() else "raw_exec",
+            docker=f'endpoint = "{docker_host}"' if docker_host else "",
+            drivers="raw_exec,docker" if docker_host else "raw_exec",
         )
         (self.folder / "agent.hcl").write_text(config)
 

@@ -56,6 +56,15 @@ class Server:
             assert report.clean, report.problems
 
 
+def names_below(pid: int) -> list[str]:
+    """Of all processes that a process and its children started."""
+    names: list[str] = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            names += [Path(f"/proc/{child}/comm").read_text().strip(), *names_below(int(child))]
+    return names
+
+
 def server_command(python: str, directory: Path, *arguments: str) -> list[str]:
     """How the packed server in `directory` is started."""
     return [python, str(directory / "server.pyz"), "--scratch", str(directory / "scratch"), *arguments]

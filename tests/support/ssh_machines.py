@@ -7,10 +7,8 @@ off, rebooted and filled up. Everything ends with `close`, by the process that w
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,7 +19,6 @@ MISSING = "there is no sshd here: apt-get install openssh-server"
 DISK = Path("/var/tmp")
 """Where the disk of a namespaced machine is, seen from inside."""
 READY_S = 60.0
-PROGRAM = Path(__file__).with_name("pool_program.py")
 
 
 def run(*command):
@@ -218,17 +215,3 @@ class NamespacedMachine:
     def close(self):
         self.switch_off()
         subprocess.run(["umount", "-l", str(self.disk)], check=False)
-
-
-def busy_client(config, folder, leases):
-    """A process that keeps its leases busy."""
-    path = folder / "config.json"
-    path.write_text(config.model_dump_json())
-    client = subprocess.Popen([sys.executable, PROGRAM, path, str(leases)], stdout=subprocess.PIPE)
-    assert client.stdout.readline() == b"busy\n"
-    return client
-
-
-def kill(client):
-    client.send_signal(signal.SIGKILL)
-    client.communicate()

@@ -30,7 +30,7 @@ def facts(path, info):
 
 def walk(root, path=b"", links=None):
     """Everything below, by the hex of its path; files that are one file name the first of its paths."""
-    tree = {}
+    tree = {} if path else {"": facts(root, os.lstat(root))}
     links = {} if links is None else links
     for name in sorted(os.listdir(os.path.join(root, path))):
         inside = os.path.join(path, name)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,3 +236,43 @@ def test_a_marker_that_the_end_of_the_text_cut_off_is_not_content(size: int) -> 
 def test_what_only_looks_like_the_beginning_of_a_marker_is_content() -> None:
     for text in ("a <|p", "write <|plamo: to begin", "a < b"):
         assert get_parser("plamo3").parse(text).content == text
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "reasoning", "content"),
+    [
+        ("muse", "<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>", "Hm.", "Yes."),
+        ("muse_glimmer", "<|message|>Hm.<|eom|><|start|>assistant to=user<|message|> Yes.<|eot|>", "", "Hm. Yes."),
+        ("muse", "to=self<|message|>Hm.<|start|>assistant to=user<|message|>Yes.", "Hm.", "Yes."),
+        ("muse", " to=developer<|message|>a note<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>", "", "Yes."),
+        ("muse", "to=commentary<|message|>I look. to=developer<|message|>a note<|eom|>", "", "I look. "),
+    ],
+)
+def test_muse_messages_without_recipient_or_end(parser: str, text: str, reasoning: str, content: str) -> None:
+    result = parsed(parser, text)
+    assert (result.reasoning, result.content, result.calls) == (reasoning, content, ())
+
+
+MUSE_CALL = 'to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Oslo</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+
+
+@pytest.mark.parametrize("parser", ["muse", "muse_glimmer"])
+def test_a_muse_thought_without_an_end_ends_at_the_call_and_an_answer_does_not(parser: str) -> None:
+    result = parsed(parser, f"to=self<|message|>I look. {MUSE_CALL}<|eom|>")
+    assert (calls(result), result.reasoning) == (OSLO, "I look. ")
+    shown = f"to=user<|message|>Write {MUSE_CALL}"
+    assert (parsed(parser, shown).calls, parsed(parser, shown).content) == ((), f"Write {MUSE_CALL}")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [("plamo3", "Hm.<|plamo:end_thi"), ("qwen3_coder", "<think>Hm.</thi"), ("minimax_m3", "<mm:think>Hm.</mm:th")],
+)
+def test_a_closer_that_the_end_of_the_text_cut_off_is_no_thought(parser: str, text: str) -> None:
+    assert parsed(parser, text, "reasoning").reasoning == "Hm."
+
+
+def test_the_published_table_names_these_tests() -> None:
+    published = (Path(__file__).parents[2] / "tool_parsers" / "FORMATS.md").read_text()
+    tests = {name for name in globals() if name.startswith("test_")} - {"test_the_published_table_names_these_tests"}
+    assert set(re.findall(r"`(test_\w+)`", published)) == tests

@@ -67,7 +67,7 @@ def test_markers_inside_values_are_data(writer: Writer) -> None:
 
 @every_format
 def test_a_value_may_quote_a_whole_call_of_its_own_format(writer: Writer) -> None:
-    if writer.parser in ("muse_glimmer", "beam", "minimax_m3", "gemma4", "functiongemma"):
+    if writer.parser in ("muse", "muse_glimmer", "beam", "minimax_m3", "gemma4", "functiongemma"):
         pytest.skip("the format has no escape for its own message and string markers")
     quoted = writer.write([("write_file", {"path": "inner"})])
     wanted = [
@@ -95,7 +95,7 @@ def test_values_that_look_like_other_types_stay_strings(writer: Writer) -> None:
 @every_format
 def test_text_before_and_after_is_kept_apart_from_the_calls(writer: Writer) -> None:
     body = writer.write([("write_file", {"path": "a"})])
-    if writer.parser in ("functionary_v32", "harmony", "beam", "muse_glimmer"):
+    if writer.parser in ("functionary_v32", "harmony", "beam", "muse", "muse_glimmer"):
         pytest.skip("text outside messages has no place in this format")
     result = parsed(writer, f"Before.\n{body}\nAfter.")
     assert calls(result) == [("write_file", {"path": "a"})]
@@ -150,7 +150,7 @@ def test_a_text_cut_anywhere_never_invents_arguments(writer: Writer) -> None:
 def test_drafts_inside_thinking_are_not_calls(writer: Writer) -> None:
     assert writer.think
     opener, closer = writer.think
-    if writer.parser in ("harmony", "beam", "muse_glimmer", "inkling", "solar_open"):
+    if writer.parser in ("harmony", "beam", "muse", "muse_glimmer", "inkling", "solar_open"):
         draft = "maybe call write_file with a path"
     else:
         draft = "maybe " + writer.write([("write_file", {"path": "draft"})]) + " or not"
@@ -164,7 +164,7 @@ def test_drafts_inside_thinking_are_not_calls(writer: Writer) -> None:
 @formats_that_think
 def test_thinking_opened_by_the_prompt_is_split_off(writer: Writer) -> None:
     assert writer.think
-    if writer.parser in ("harmony", "beam", "muse_glimmer", "inkling", "solar_open"):
+    if writer.parser in ("harmony", "beam", "muse", "muse_glimmer", "inkling", "solar_open"):
         pytest.skip("messages of this format carry their own header")
     real = [("write_file", {"path": "real"})]
     text = f"so I will{writer.think[1]}\nDone.\n{writer.write(real)}"
@@ -178,7 +178,7 @@ def test_thinking_opened_by_the_prompt_is_split_off(writer: Writer) -> None:
 @formats_that_think
 def test_an_unclosed_thought_that_ends_in_a_call_gives_the_call(writer: Writer) -> None:
     assert writer.think
-    if writer.parser in ("harmony", "beam", "muse_glimmer", "inkling", "solar_open"):
+    if writer.parser in ("harmony", "beam", "muse", "muse_glimmer", "inkling", "solar_open"):
         pytest.skip("messages of this format carry their own header")
     real = [("write_file", {"path": "real"})]
     result = parsed(writer, f"{writer.think[0]}I will\n{writer.write(real)}")

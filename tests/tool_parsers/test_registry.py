@@ -78,6 +78,7 @@ PEERS = [
     "iquest_q1",
     "k2_horizon",
     "inkling",
+    "muse",
     "muse_glimmer",
     "beam",
     "dots",

@@ -10,7 +10,7 @@ from typing import Any
 
 from tool_parsers.readers.tagged import Tagged
 from tool_parsers.schema import items_of, json_or_text, properties_of, typed, types_of
-from tool_parsers.segments import harmony, muse
+from tool_parsers.segments import harmony, muse, muse_glimmer
 from tool_parsers.spec import THINK_IMPLICIT, Format, Reading, Reasoning, Scan
 from tool_parsers.text import Text
 
@@ -310,6 +310,25 @@ def _k3(spellings: tuple[tuple[str, str, str], ...]) -> Format:
     )
 
 
+_MUSE = Format(
+    "muse_glimmer",
+    Tagged(
+        function=re.compile(rf"<atem:invoke name={_attribute('name')}\s{{0,8}}>"),
+        function_ends=("</atem:invoke>",),
+        parameter=re.compile(rf"<atem:parameter name={_attribute('key')}\s{{0,8}}>"),
+        parameter_end="</atem:parameter>",
+        openers=("<atem:function_calls>",),
+        closers=("</atem:function_calls>",),
+        untyped="json",
+        repeated_name=True,
+    ),
+    segments=muse_glimmer,
+    reasoning=None,
+    joined=True,
+    trim="verbatim",
+    models="Muse Glimmer",
+)
+
 FORMATS = (
     Format(
         "qwen3_coder",
@@ -374,25 +393,8 @@ FORMATS = (
         adapt=_minicpm,
         models="MiniCPM 5",
     ),
-    Format(
-        "muse_glimmer",
-        Tagged(
-            function=re.compile(rf"<atem:invoke name={_attribute('name')}\s{{0,8}}>"),
-            function_ends=("</atem:invoke>",),
-            parameter=re.compile(rf"<atem:parameter name={_attribute('key')}\s{{0,8}}>"),
-            parameter_end="</atem:parameter>",
-            openers=("<atem:function_calls>",),
-            closers=("</atem:function_calls>",),
-            untyped="json",
-            repeated_name=True,
-        ),
-        aliases=("muse",),
-        segments=muse,
-        reasoning=None,
-        joined=True,
-        trim="verbatim",
-        models="Muse Glimmer",
-    ),
+    _MUSE,
+    replace(_MUSE, name="muse", segments=muse, aliases=("muse_spark",), models="Muse Spark"),
     Format(
         "beam",
         Tagged(

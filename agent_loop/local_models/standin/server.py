@@ -18,7 +18,8 @@ from aiohttp import web
 from agent_loop.local_models.standin.chatml import chatml_tokenizer
 from agent_loop.local_models.standin.policies import Fault, Policy, PolicyRequest, good, settle
 from agent_loop.local_models.standin.sampler import Sample, Writer, fingerprint, logprobs_of
-from agent_loop.model.tokens.template import MessageShape, Tokenizer, shape_messages
+from agent_loop.model.tokens.message_shape import MessageShape, shape_messages
+from agent_loop.model.tokens.template import Tokenizer
 from tool_parsers import get_parser
 
 MAX_REQUEST_BYTES = 1 << 28

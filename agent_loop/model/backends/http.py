@@ -85,10 +85,14 @@ class JsonClient:
     async def _request(self, method: str, path: str, data: bytes = b"") -> bytes:
         where = f"{self.url}{path}"
         address = self._addresses.get(path) or self._addresses.setdefault(path, URL(where))
-        body = BytesIO(data) if len(data) > READ_AT_ONCE else data or None
         try:
-            async with self._connected().request(method, address, data=body) as response:
-                payload = await response.read()
+            try:
+                response, payload = await self._exchange(method, address, data)
+            except aiohttp.ClientOSError as error:
+                if not isinstance(error.__cause__, ConnectionError):
+                    raise
+                # The server closed a kept connection while the request was being written: it cannot have acted on it.
+                response, payload = await self._exchange(method, address, data)
         except TimeoutError as error:
             raise ModelUnavailable(f"{where}: no answer in time") from error
         except aiohttp.ClientConnectorCertificateError as error:
@@ -102,6 +106,11 @@ class JsonClient:
             text = payload[:READ_AT_ONCE].decode("utf-8", "replace")
             raise failure(response.status, text, response.headers, where=where + moved)
         return payload
+
+    async def _exchange(self, method: str, address: URL, data: bytes) -> tuple[aiohttp.ClientResponse, bytes]:
+        body = BytesIO(data) if len(data) > READ_AT_ONCE else data or None
+        async with self._connected().request(method, address, data=body) as response:
+            return response, await response.read()
 
     def _connected(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from agent_loop.model.contract import Message, ToolSchema
+from agent_loop.model.tokens.message_shape import MessageShape
 from agent_loop.model.tokens.template import (
     LOCAL_HISTORY,
     MARKER,
     ChatTemplate,
-    MessageShape,
     Renderer,
     TemplateRefused,
     Tokenizer,

@@ -173,7 +173,7 @@ async def _replace(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any
         if old is None:
             raise ToolFailure(f"File not found: {path}", similar_files=await ctx.workspace.similar(path))
         done = await work_out(
-            len(old.text),
+            len(old.text) + len(arguments["old_string"]) + len(arguments["new_string"]),
             replace_text,
             old.text,
             _fitted(arguments["old_string"], old),
@@ -206,7 +206,7 @@ async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments.get("patch"), str):
         raise InvalidArguments("mode='patch' needs the patch.")
     _check_text(arguments["patch"])
-    changes = parse_patch(arguments["patch"])
+    changes = await work_out(len(arguments["patch"]), parse_patch, arguments["patch"])
     for change in changes:
         change.path = await ctx.workspace.resolve(change.path)
         change.move_to = await ctx.workspace.resolve(change.move_to) if change.move_to else None
@@ -214,15 +214,10 @@ async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     async with ctx.workspace.editing(paths):
         opened = {path: await _open(ctx, path) for path in paths}
         texts = {path: file.text if file else None for path, file in opened.items()}
-        size = sum(len(text or "") for text in texts.values())
+        size = len(arguments["patch"]) + sum(len(text or "") for text in texts.values())
         changed = await work_out(size, apply_changes, changes, texts)
         moves = {change.move_to: change.path for change in changes if change.move_to}
-        new = {
-            path: None
-            if text is None
-            else (opened[path] or opened.get(moves.get(path, "")) or EditableText("")).with_text(text)
-            for path, text in changed.items()
-        }
+        new = {path: _rewritten(path, text, opened, moves) for path, text in changed.items()}
         stale = [
             path for path, file in opened.items() if file and ctx.workspace.changed_since_seen(path, file.to_bytes())
         ]
@@ -231,6 +226,15 @@ async def _patch(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     if notes := [f"{change.path}: {note}" for change in changes for note in change.notes]:
         result["match"] = f"Not exact: {'; '.join(notes[:MAX_NOTES])}."
     return with_warning(result, stale)
+
+
+def _rewritten(
+    path: str, text: str | None, opened: dict[str, EditableText | None], moves: dict[str, str]
+) -> EditableText | None:
+    """A file with its new text, in the spelling it had here or where it came from; None when it goes."""
+    if text is None:
+        return None
+    return (opened[path] or opened.get(moves.get(path, "")) or EditableText("")).with_text(text)
 
 
 def with_warning(result: dict[str, Any], paths: list[str]) -> dict[str, Any]:

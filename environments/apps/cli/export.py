@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from environments.errors import ConfigError, UsageError, at_least
 
 if TYPE_CHECKING:
-    from agent_loop.model.tokens.template import MessageShape
+    from agent_loop.model.tokens.message_shape import MessageShape
     from environments.runs.selection import Chosen, Rules
 
 EXAMPLE = "hermes-rl export runs/terminal_tasks --to openai --max-turns 8 --best 2"

@@ -72,15 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--many", type=at_least(0), default=0, metavar="N", help="also lease N slots of one host at once, e.g. 500"
     )
-    image = actions.add_parser("image", help="build the image of slots in containers")
-    image.add_argument("image_action", choices=("build",), metavar="build", help="make the image of our sandboxes")
-    image.add_argument("--provider", choices=("docker", "podman"), default="docker", help="whose command builds it")
-    image.add_argument("--tag", default="hermes-sandbox", help="name of the image (default hermes-sandbox)")
-    image.add_argument("--base", default="debian:bookworm-slim", help="a Debian to build on")
-    image.add_argument("--network", help="network of the build, e.g. host")
-    image.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="host or context of the engine"
-    )
     job = actions.add_parser("job", help="print the job that a provider's hosts are started from")
     _add_images(actions)
     check.add_argument("--image", help="run every check in slots of this image")
@@ -101,8 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_images(actions: Any) -> None:
-    images = actions.add_parser("images", help="layers of images on this machine")
-    verbs = images.add_subparsers(dest="layers_action", metavar="VERB", required=True)
+    images = actions.add_parser("images", aliases=["image"], help="the image of containers; layers on this machine")
+    verbs = images.add_subparsers(dest="images_action", metavar="VERB", required=True)
+    build = verbs.add_parser("build", help="make the image of our sandboxes with docker or podman")
+    build.add_argument("--provider", choices=("docker", "podman"), default="docker", help="whose command builds it")
+    build.add_argument("--tag", default="hermes-sandbox", help="name of the image (default hermes-sandbox)")
+    build.add_argument("--base", default="debian:bookworm-slim", help="a Debian to build on")
+    build.add_argument("--network", help="network of the build, e.g. host")
+    build.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="host or context of the engine"
+    )
     pull = verbs.add_parser("pull", help="fetch images, so that no lease waits for them")
     pull.add_argument("image", nargs="+", help="as `image` in a spec: a registry's, oci:DIR, docker-archive:FILE, ...")
     pull.add_argument("--mirror", action="append", default=[], metavar="HOST=URL", help="ask this address first")
@@ -122,7 +121,15 @@ def _add_images(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the action; each prints a table for people, or JSON for programs."""
-    actions = {"status": status, "gc": gc, "check": check, "bench": bench, "image": image, "job": job, "images": images}
+    actions = {
+        "status": status,
+        "gc": gc,
+        "check": check,
+        "bench": bench,
+        "job": job,
+        "images": images,
+        "image": images,
+    }
     return actions[args.action](args)
 
 
@@ -362,7 +369,7 @@ def job(args: argparse.Namespace) -> int:
     return 0
 
 
-def image(args: argparse.Namespace) -> int:
+def _build(args: argparse.Namespace) -> int:
     """Build the image with the engine's own command, which knows its builders, contexts and logins."""
     flags = {"host": "--url" if args.provider == "podman" else "--host", "context": "--context"}
     engine: list[str] = []
@@ -380,14 +387,16 @@ def image(args: argparse.Namespace) -> int:
 
 
 def images(args: argparse.Namespace) -> int:
-    """Fetch, list or remove layers on this machine."""
+    """Build the image of containers; fetch, list or remove layers on this machine."""
+    if args.images_action == "build":
+        return _build(args)
     from sandbox_pool.server.images.layer_store import LayerStore, default_path
 
     store = LayerStore(args.store_dir or default_path(), "user")
     try:
-        if args.layers_action == "pull":
+        if args.images_action == "pull":
             return _pull(args, store)
-        if args.layers_action == "gc":
+        if args.images_action == "gc":
             return _collect_layers(args, store)
     except SandboxError as error:
         raise UsageError(str(error)) from error
@@ -455,7 +464,8 @@ def _collect_layers(args: argparse.Namespace, store: LayerStore) -> int:
     if args.json:
         _print_json(answer)
     else:
-        print(f"{len(answer['removed'])} layers and {len(answer['drafts'])} half unpacked ones removed")
+        downloads = f"{answer['download_bytes'] / 2**20:.1f} MB of downloads"
+        print(f"{len(answer['removed'])} layers, {len(answer['drafts'])} half unpacked ones and {downloads} removed")
     return 0
 
 

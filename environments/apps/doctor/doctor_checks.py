@@ -168,14 +168,15 @@ async def docker() -> Finding:
 
 async def podman() -> Finding:
     """Slots need the API of podman, which its socket serves."""
-    return await _engine("podman", "systemctl --user start podman.socket, or set CONTAINER_HOST")
+    whose = "" if os.getuid() == 0 else " --user"
+    return await _engine("podman", f"systemctl{whose} start podman.socket, or set CONTAINER_HOST")
 
 
 async def _engine(kind: str, fix: str) -> Finding:
     """Asks the engine that the provider would use, and whether it has the image."""
     if importlib.util.find_spec("aiodocker") is None:
         return Finding(kind, "missing", "client library not installed", f"pip install 'hermes-rl[{kind}]'")
-    from sandbox_pool.providers.docker import IMAGE, UNREACHABLE, DockerOptions, open_engine
+    from sandbox_pool.providers.docker.docker_engine import IMAGE, UNREACHABLE, DockerOptions, open_engine
 
     try:
         async with open_engine(kind, DockerOptions(api_timeout_s=ANSWER_WITHIN_S)) as engine:
@@ -185,7 +186,8 @@ async def _engine(kind: str, fix: str) -> Finding:
         return Finding(kind, "missing", f"no engine answers: {error}", fix)
     if any(f"/{tag}".endswith(f"/{IMAGE}:latest") for tag in known):
         return Finding(kind, "ok", f"engine {version} with the image {IMAGE}")
-    return Finding(kind, "ok", f"engine {version}; the image {IMAGE} is made by: hermes-rl pool image build")
+    build = "hermes-rl pool images build" + (f" --provider {kind}" if kind != "docker" else "")
+    return Finding(kind, "limited", f"engine {version} without the image {IMAGE}", f"{build}, or name another image")
 
 
 async def apptainer() -> Finding:
@@ -204,8 +206,10 @@ async def apptainer() -> Finding:
 async def slurm() -> Finding:
     """`srun` starts slot servers on the nodes of an allocation."""
     answer = await ask("srun", "--version")
-    if answer is None or answer[0]:
+    if answer is None:
         return Finding("slurm", "missing", "no srun", "run on a machine of a Slurm cluster")
+    if answer[0]:
+        return Finding("slurm", "missing", answer[1] or "srun fails", "run on a machine of a Slurm cluster")
     if job := os.environ.get("SLURM_JOB_ID"):
         return Finding("slurm", "ok", f"{answer[1]}, in job {job}")
     return Finding("slurm", "missing", f"{answer[1]}, not in an allocation", f"salloc --nodes=2, then {TRY} slurm")

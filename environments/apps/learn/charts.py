@@ -14,7 +14,7 @@ Entries = Sequence[Mapping[str, Any]]
 def held_out(runs: Mapping[str, Entries], over_minutes: bool = False) -> Chart:
     """Success on held-out tasks with standard errors: the chart that says whether it learned."""
     lines = [Line(name, _points(entries, "evaluation", "success", over_minutes)) for name, entries in runs.items()]
-    title = "Held-out tasks solved in the sandbox, temperature 1.0 (± standard error)"
+    title = "Held-out tasks solved in the sandbox (± standard error)"
     return Chart(title, lines, "minutes" if over_minutes else "step", 0.0, 1.0, as_percent=True)
 
 
@@ -26,7 +26,7 @@ def all_charts(runs: Mapping[str, Entries]) -> list[Chart]:
         held_out(runs),
         of("Reward of training rollouts, shaping included", "reward"),
         of("Training answers that parse", "parse_rate", low=0.0, high=1.0, as_percent=True),
-        of("Recomputed logprob against the recorded one, mean difference", "logprob_difference_mean", low=0.0),
+        of("Recomputed against recorded logprob, mean difference", "logprob_difference_mean", low=0.0),
         of("Training tasks solved", "success", low=0.0, high=1.0, as_percent=True),
         of("Staleness of trained rows, in steps", "staleness_mean", low=0.0),
     ]
@@ -41,7 +41,7 @@ def _points(entries: Entries, event: str, key: str, over_minutes: bool = False) 
 
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 42
+LEFT, RIGHT, TOP, BOTTOM = 68, 16, 34, 46
 COLOURS = ("#1a7f5a", "#c2410c", "#6d5bd0", "#0b6fb8", "#a11d55", "#6b6b6b")
 DASHES = ("", "6 4", "2 3", "8 3 2 3", "4 2", "1 3")
 """Lines can be told apart without colour."""

@@ -12,7 +12,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -38,8 +38,10 @@ from environments.apps.learn.run_folder import RunFolder
 from environments.atropos.api import until_up
 from environments.atropos.stops import Stop
 from environments.errors import RunFailed
+from environments.runs.status import StatusFile, slot_facts
 from environments.runs.store import write_whole
 from environments.runs.summary import mean
+from environments.trackers import Trackers, tracked
 
 RECENT = 5
 
@@ -91,35 +93,64 @@ class LearnRun:
         self._trainer: Child | None = None
         self._clock = Clock(plan.config.learn.minutes)
         self._tail: RolloutTail | None = None
+        self._trackers: Trackers | None = None
         self._fault: asyncio.Future[None] | None = None
         self._opened_at: float | None = None
         self._sampled = {"busy_s": 0.0, "sampled_tokens": 0}
         self._prepared: dict[int, dict[str, Any]] = {}
         self._all_taken = asyncio.Event()
         self._last_step = plan.config.trainer.steps
-        self._error = ""
+        self._error = self._doing = ""
+        self._evaluated: tuple[int, int] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """The exit code: 0 when all steps are made or the time is up, 130 when interrupted. LearnFailed otherwise."""
         stop = Stop()
         with stop.on_signals(), self._folder, self._display:
-            work = asyncio.create_task(self._work())
-            stopping = asyncio.create_task(stop.draining.wait())
-            try:
-                await asyncio.wait({work, stopping}, return_when="FIRST_COMPLETED")
-                if not work.done():
-                    self._display.say("stopping")
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
-                    resume = f"; `--resume` goes on after step {self._folder.saved_step or 0}"
-                    await self._end(f"Interrupted{resume if self._plan.by == 'reference' else ''}.")
-                    return INTERRUPTED
-                work.result()
-                await self._end("")
-                return 0
-            finally:
-                stopping.cancel()
+            async with StatusFile(self._folder.path, "learn", self.status_facts):
+                return await self._until(stop)
+
+    def status_facts(self) -> dict[str, Any]:
+        """What goes on right now, for `view --live` and `top`."""
+        stats = {"version": None, "train": {}, "eval": {}} if self._front is None else self._front.stats()
+        tokens, busy_s = (
+            sum(stats[kind].get(key, 0) for kind in ("train", "eval")) for key in ("sampled_tokens", "busy_s")
+        )
+        return {
+            "doing": self._doing,
+            "evaluated": self._evaluated,
+            "weights": stats["version"],
+            "sampled_tokens": tokens,
+            "tokens_per_s": tokens / busy_s if busy_s else None,
+            **slot_facts(None if self._evaluator is None else self._evaluator.env.pool),
+        }
+
+    def _say(self, text: str) -> None:
+        self._doing, self._evaluated = text, None
+        self._display.say(text)
+
+    def _evaluating(self, done: int, total: int) -> None:
+        self._evaluated = (done, total)
+        self._display.evaluating(done, total)
+
+    async def _until(self, stop: Stop) -> int:
+        work = asyncio.create_task(self._work())
+        stopping = asyncio.create_task(stop.draining.wait())
+        try:
+            await asyncio.wait({work, stopping}, return_when="FIRST_COMPLETED")
+            if not work.done():
+                self._say("stopping")
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                resume = f"; `--resume` goes on after step {self._folder.saved_step or 0}"
+                await self._end(f"Interrupted{resume if self._plan.by == 'reference' else ''}.")
+                return INTERRUPTED
+            work.result()
+            await self._end("")
+            return 0
+        finally:
+            stopping.cancel()
 
     async def _work(self) -> None:
         plan, folder = self._plan, self._folder
@@ -130,7 +161,10 @@ class LearnRun:
         if resumed:
             self._clock = Clock(plan.config.learn.minutes, max((e["elapsed_s"] for e in folder.entries), default=0.0))
         async with AsyncExitStack() as stack:
-            self._display.say("starting llama.cpp and the slots")
+            name = f"{plan.kind.name or plan.config.environment}-learn"
+            trackers = tracked(plan.config.env.trackers, name, folder.path, plan.as_run())
+            self._trackers = await stack.enter_async_context(trackers)
+            self._say("starting llama.cpp and the slots")
             front = self._front = await stack.enter_async_context(
                 UpdatableModel(**plan.model_options, paused=True, before_open=self._before_open)
             )
@@ -140,11 +174,11 @@ class LearnRun:
                 await front.open()
             await front.share_prefix(await asyncio.to_thread(shared_prompt, folder.evaluation(0)))
             if plan.by == "trl":
-                self._display.say("starting TRL")
+                self._say("starting TRL")
                 await self._start_trl(stack, front)
                 await self._watch(front, [])
             else:
-                self._display.say("starting run-api, the trainer and the environment")
+                self._say("starting run-api, the trainer and the environment")
                 await self._watch(front, await self._start_children(stack, front, resumed))
 
     async def _start_trl(self, stack: AsyncExitStack, front: UpdatableModel) -> None:
@@ -234,9 +268,9 @@ class LearnRun:
             return
         match event.get("event") if isinstance(event, dict) else None:
             case "ready":
-                self._display.say(f"the trainer is ready at step {event.get('step', 0)}")
+                self._say(f"the trainer is ready at step {event.get('step', 0)}")
             case "batch":
-                self._display.say(f"training step {event['step']}")
+                self._say(f"training step {event['step']}")
                 if event["step"] >= self._plan.config.trainer.steps:
                     self._all_taken.set()
             case "step":
@@ -250,13 +284,11 @@ class LearnRun:
         evaluated_s = prepared.pop("evaluated_s", 0.0)
         entry = {**event, **prepared, "sync_s": max(0.0, event.get("sync_s", 0.0) - evaluated_s)}
         entry["tools_s"] = max(0.0, event.get("wait_s", 0.0) - entry.get("sampling_s", 0.0))
-        entry["elapsed_s"] = self._clock.elapsed_s
-        self._folder.add(entry)
-        self._display.event(entry)
+        self._add(entry)
         if step < self._last_step:
-            self._display.say(f"sampling for step {step + 1}")
+            self._say(f"sampling for step {step + 1}")
         elif step < self._plan.config.trainer.steps and self._ending is None and self._trainer is not None:
-            self._display.say("the time is up")
+            self._say("the time is up")
             self._ending = asyncio.create_task(self._trainer.stop())
 
     async def _before_open(self, version: str) -> None:
@@ -304,15 +336,22 @@ class LearnRun:
 
     async def _evaluate(self, step: int) -> float:
         assert self._evaluator is not None
-        self._display.say(f"evaluating after step {step}")
-        entry = await self._evaluator.run(step, self._folder.evaluation(step), self._display.evaluating)
+        self._say(f"evaluating after step {step}")
+        entry = await self._evaluator.run(step, self._folder.evaluation(step), self._evaluating)
         self._clock.evaluation_took(entry["duration_s"])
-        self._folder.add(entry | {"elapsed_s": self._clock.elapsed_s})
-        self._display.event(entry)
+        self._add(entry)
         await self._write_report()
         return float(entry["duration_s"])
 
+    def _add(self, entry: dict[str, Any]) -> None:
+        entry = entry | {"elapsed_s": self._clock.elapsed_s}
+        self._folder.add(entry)
+        self._display.event(entry)
+        if self._trackers is not None:
+            self._trackers.log(tracked_figures(entry), entry["step"])
+
     async def _end(self, why: str) -> None:
+        self._doing, self._evaluated = "", None
         await asyncio.to_thread(write_rollouts, self._folder.path)
         await self._write_report()
         folder = self._folder
@@ -330,8 +369,16 @@ class LearnRun:
             await asyncio.to_thread(write_report, self._folder.path, self._folder.report)
 
 
+def tracked_figures(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics.jsonl as trackers get it: steps below `learn/`, evaluations below `held_out/`."""
+    below = "learn" if entry["event"] == "step" else "held_out"
+    kinds = {f"{below}/{kind}/success": own["success"] for kind, own in entry.get("by_kind", {}).items()}
+    return {f"{below}/{key}": value for key, value in entry.items() if key != "step"} | kinds
+
+
 def learn(plan: LearnPlan, display: Display) -> int:
     """Run it; the exit code."""
-    # The display and metrics.jsonl say what happens: no log lines between them.
+    # The display and metrics.jsonl say what happens: no log lines between them, but for trackers that break.
     logging.getLogger("environments").setLevel(logging.ERROR)
+    logging.getLogger("environments.trackers").setLevel(logging.WARNING)
     return own_process.run(LearnRun(plan, display).run())

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent_loop.local_models.cpu_model.llama_server import CONTEXT_TOKENS
 from agent_loop.model.backends.backend import GROUP
-from environments.apps.learn.trl_trainer import UNUSED, TrlJob
+from environments.apps.learn.trl_trainer import UNUSED, TrlJob, half_of_the_cores
 from environments.apps.reference_trainer.trainer_settings import TrainerJob, TrainerSettings
 from environments.base import HermesAgentBaseEnv
 from environments.config.loader import masked
@@ -84,7 +84,9 @@ class LearnPlan:
     @property
     def model_options(self) -> dict[str, Any]:
         given = dict(self.config.servers()[0].options)
-        return {**given, "weights": "F16"} if self.by == "trl" else given  # TRL must find the logprobs of the sampler
+        if self.by != "trl":
+            return given
+        return {"threads": half_of_the_cores(), **given, "weights": "F16"}  # TRL must find the logprobs of the sampler
 
     def server(self, url: str, model: Path) -> ServerConfig:
         return ServerConfig(
@@ -111,6 +113,7 @@ class LearnPlan:
             "total_steps": -1,
             "steps_per_eval": 0,
             "drain_timeout_s": 1.0,
+            "trackers": [],  # `learn` itself tells them
         }
         if api_url is not None:
             settings["rollout_server_url"] = api_url

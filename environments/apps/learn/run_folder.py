@@ -4,7 +4,7 @@ config.yaml     the settings as run               rollouts.jsonl            trai
 metrics.jsonl   a line per step and evaluation    evaluations/step-N.jsonl  their rollouts
 adapter.gguf    the newest weights                checkpoints/              what --resume continues from
 report.html     curves and examples               logs/                     logs of the processes
-rollouts.html   every rollout, by step            status.json               what `view --live` and `top` tell
+rollouts.html   every rollout, by step            *status.json, figures.jsonl   what `view --live` and `top` tell
 
 With TRL: weights/ holds the newest weights as a GGUF, adapter/ the adapter in PEFT's form.
 """
@@ -25,8 +25,8 @@ from environments.runs.store import append_bytes, locked, whole_lines, write_who
 
 OWN = (
     *("config.yaml", "serve.yaml", "trainer.json", "rollouts.jsonl", "metrics.jsonl", "adapter.gguf", "report.html"),
-    *("rollouts.html", "status.json"),
-    *("evaluations", "checkpoints", "env_checkpoints", "logs", "trl", "weights", "adapter"),
+    *("rollouts.html", "status.json", "learn_status.json", "figures.jsonl"),
+    *("evaluations", "checkpoints", "env_checkpoints", "logs", "trl", "weights", "adapter", "tensorboard", "wandb"),
 )
 _CHECKPOINT = re.compile(r"step-(\d+)\.npz")
 

@@ -48,6 +48,11 @@ FIGURES = {
 """TRL's names of what a step measured, and those of metrics.jsonl."""
 
 
+def half_of_the_cores() -> int:
+    """Threads of the sampler, and of the trainer: both work at the same time, and wait by spinning."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
 class TrlJob(TrainerSettings):
     """One run: the settings, and where everything is."""
 
@@ -84,6 +89,8 @@ def train(job: TrlJob, out: TextIO) -> None:
 
     if not torch.cuda.is_available():
         on_cpu()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(half_of_the_cores())
     work = job.run_dir / "trl"
     weights = job.run_dir / "weights"
     weights.mkdir(exist_ok=True)

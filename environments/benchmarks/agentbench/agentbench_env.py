@@ -29,6 +29,15 @@ INSTALL = "pip install 'hermes-rl[agentbench-os]'"
 HOME = "/home/agent"
 STAGED = "/tmp/agent_bench_scripts"
 CHECK_TIMEOUT_S = 600.0
+SAME_EACH_TIME = """
+unset RANDOM; RANDOM=7  # a subshell would draw seeds of its own
+cat() {
+  [ "$*" = /dev/urandom ] || { command cat "$@"; return; }
+  python3 -c 'import random, sys; r = random.Random(3)
+while True: sys.stdout.buffer.write(r.randbytes(4096))'
+}
+"""
+"""Before an init that draws random bytes: the slot in which the right answer is worked out must hold the same ones."""
 FILES = {"test": "agent_bench_os_test.json", "dev": "agent_bench_os.json"}
 
 
@@ -89,7 +98,8 @@ class AgentBenchEnv(ListedItemsEnv):
         for number, step in enumerate(item["init"]):
             code = self.init_files[step["file"]] if "file" in step else step["code"]
             path = f"/tmp/init_{number}.sh"
-            await ctx.write_file(path, f"apt() {{ :; }}\nRANDOM=3\n{code}\n")
+            first = SAME_EACH_TIME if "/dev/urandom" in code else "RANDOM=3"
+            await ctx.write_file(path, f"apt() {{ :; }}\n{first}\n{code}\n")
             await _must(ctx, f"bash {path} > /dev/null 2>&1 < /dev/null; rm -f {path}")
 
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> Verdict:

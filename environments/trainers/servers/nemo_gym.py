@@ -2,7 +2,7 @@
 
 A request names an item (`nemo_gym_rows`); the answer is the finished episode in OpenAI's Responses format, with the
 exact ids and logprobs of every call of the model on the last thing that it said, and the reward. What infrastructure
-ended is `mask_sample`, as NeMo Gym wants it, and never a score. The model is the config's.
+ended is named as a failure, which NeMo Gym keeps apart and tries again, and never a score. The model is the config's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -21,6 +22,9 @@ from agent_loop.records.record import RolloutRecord
 from agent_loop.turn.messages import arguments_text
 from environments.errors import RolloutLost
 from environments.rollouts.blocking import BlockingRollouts
+
+FAILURE = "_ng_failure_class"
+"""Rollouts with this key are written to a file of failures."""
 
 
 def nemo_gym_app(rollouts: BlockingRollouts, _items: int = 0) -> FastAPI:
@@ -40,8 +44,18 @@ def nemo_gym_app(rollouts: BlockingRollouts, _items: int = 0) -> FastAPI:
             work = rollouts.rollouts.run_member(item, env.item_id(item), params.get("temperature"))
             record = (await asyncio.wrap_future(rollouts.submit(work))).record
         except RolloutLost as lost:
-            return {**body, **run_result(lost.records[-1], params), "mask_sample": True, "failure_reason": str(lost)}
+            failed = {FAILURE: "sandbox_or_model_lost", "mask_sample": True, "failure_reason": str(lost)}
+            return {**body, **run_result(lost.records[-1], params), **failed}
         return {**body, **run_result(record, params)}
+
+    @app.post("/aggregate_metrics")
+    async def aggregate_metrics(request: Request) -> dict[str, Any]:
+        answers = (await request.json())["verify_responses"]
+        rewards = [float(answer["reward"]) for answer in answers if not answer.get(FAILURE)]
+        found: dict[str, float] = {"rollouts": len(rewards), "lost": len(answers) - len(rewards)}
+        if rewards:
+            found |= {"mean/reward": fmean(rewards)}
+        return {"agent_metrics": found, "key_metrics": found, "group_level_metrics": []}
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -8,6 +8,8 @@ from sandbox_pool.conformance.check import check, expect, expect_equal
 from sandbox_pool.conformance.context import CheckContext
 from sandbox_pool.spec import SandboxSpec
 
+LOADER = "LD_LIBRARY_PATH=/no such 'place'\nTMPDIR=/tmp\n"
+
 
 @check()
 async def exported_variables_persist(ctx: CheckContext) -> None:
@@ -105,6 +107,16 @@ async def a_removed_working_directory_is_reported(ctx: CheckContext) -> None:
         found = await box.exec("echo hi", cwd="/")
     expect(lost.exit_code in (0, 126), f"exit code is {lost.exit_code}")
     expect_equal(found.output, "hi\n", "output with a directory given")
+
+
+@check()
+async def variables_of_the_loader_are_there(ctx: CheckContext) -> None:
+    """Variables that a C library drops where it is careful, such as TMPDIR, reach commands and processes too."""
+    async with ctx.lease(SandboxSpec(env={"TMPDIR": "/tmp", "LD_LIBRARY_PATH": "/no such 'place'"})) as box:
+        expect_equal((await box.exec("env | grep -e ^TMPDIR= -e ^LD_LIB | sort")).output, LOADER, "of a command")
+        process = await box.spawn("env | grep -e ^TMPDIR= -e ^LD_LIB | sort > of_a_process")
+        await process.wait()
+        expect_equal(await box.read_file("of_a_process"), LOADER.encode(), "of a process")
 
 
 @check()

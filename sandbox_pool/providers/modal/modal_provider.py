@@ -30,7 +30,7 @@ from sandbox_pool.providers.modal.modal_calls import SDK_ERRORS, ModalFault, Mod
 from sandbox_pool.providers.modal.modal_exec import ExecHost, ExecPath
 from sandbox_pool.providers.modal.modal_options import ModalOptions
 from sandbox_pool.providers.modal.modal_sandboxes import TAG_HOST, TAG_OWNER, OpenSandbox, Sandboxes
-from sandbox_pool.providers.remote_start import load_server, loader_text, packed_server, token_hash
+from sandbox_pool.providers.remote_start import load_server, loader_settings, loader_text, packed_server
 from sandbox_pool.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -237,9 +237,8 @@ class ModalProvider:
     async def _arguments(self, name: str, spec: SandboxSpec) -> Mapping[str, Any]:
         """What `Sandbox.create` is called with."""
         app, image = await self._app(create=True), self._image(spec)
-        sha256 = (await asyncio.to_thread(packed_server))[1]
         return {
-            "command": self._command(name, image, sha256),
+            "command": await asyncio.to_thread(self._command, name, image),
             "app": app,
             "image": await self._images.built(image, app),
             "secrets": [named_secret(each, self._options) for each in self._options.secrets],
@@ -247,16 +246,13 @@ class ModalProvider:
             **self._options.create_arguments(),
         }
 
-    def _command(self, name: str, image: str | None, sha256: str) -> tuple[str, ...]:
+    def _command(self, name: str, image: str | None) -> tuple[str, ...]:
         """The loader and its settings. Not as environment variables: with GPUs they cost a secret per create."""
         options, context = self._options, self._context
+        bind, scratch = "0.0.0.0" if self._tunnelled else "127.0.0.1", context.scratch_dir or SCRATCH
         variables = {
-            "HRL_BIND": "0.0.0.0" if self._tunnelled else "127.0.0.1",
+            **loader_settings(context, name, bind, scratch, options.ready_timeout_s),
             "HRL_PORT": options.port,
-            "HRL_SCRATCH": (context.scratch_dir or SCRATCH) / "hermes-rl",
-            "HRL_SERVER_SHA256": sha256,
-            "HRL_TOKEN_SHA256": token_hash(context.token(name)),
-            "HRL_LOAD_S": f"{options.ready_timeout_s:g}",
             **({"HRL_SECRETS": "1"} if options.secrets else {}),
         }
         server = context.server_arguments(name, options.level, image)

@@ -83,8 +83,10 @@ def _task(options: NomadOptions, context: ProviderContext, server_sha256: str, i
         "LogConfig": {"MaxFiles": 1, "MaxFileSizeMB": LOG_MB},
         "RestartPolicy": {"Attempts": 0, "Mode": "fail", "Interval": 24 * 3600 * SECOND_NS, "Delay": SECOND_NS},
     }
-    if options.user:
-        task["User"] = options.user
+    # A container's capabilities are root's alone, whatever user its image names.
+    user = options.user or ("root" if options.driver == "docker" else None)
+    if user:
+        task["User"] = user
     return task
 
 
@@ -125,7 +127,7 @@ def _driver_config(options: NomadOptions, context: ProviderContext, image: str |
         }
     config: Json = {
         "image": image,
-        "command": options.python,
+        "entrypoint": [options.python],
         "args": program,
         "network_mode": options.network_mode,
         "force_pull": options.force_pull,

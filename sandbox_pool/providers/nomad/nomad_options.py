@@ -32,6 +32,8 @@ class NomadOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     address: str = "http://127.0.0.1:4646"
+    autostart: bool = False
+    """Start `nomad agent -dev` when the address is this machine's and nothing listens there. It stays."""
     token: str | None = Field(default=None, repr=False)
     """ACL token; None: from `acl_file` or NOMAD_TOKEN. Never written to the journal."""
     acl_file: Path | None = None
@@ -56,7 +58,7 @@ class NomadOptions(BaseModel):
     level: str | None = None
     """Build slots at this isolation level instead of the strongest that works there."""
     user: str | None = None
-    """Run the host as this user of the node or image."""
+    """Run the host as this user of the node or image; docker: root, unless another is named."""
 
     job_prefix: str = Field(default="hermes-rl", pattern=r"^[A-Za-z0-9_-]{1,40}$")
     """Start of every job id. Everything below it belongs to pools of this project."""

@@ -22,6 +22,7 @@ from typing import Any
 from sandbox_pool.errors import HostStartFailed, PlaceUnreachable, SandboxError, SandboxLost
 from sandbox_pool.images.image_source import is_for_slots
 from sandbox_pool.providers.base import Host, HostRecord, ProviderContext
+from sandbox_pool.providers.nomad.nomad_agent import have_agent
 from sandbox_pool.providers.nomad.nomad_api import Json, NomadApi, NomadError
 from sandbox_pool.providers.nomad.nomad_job import META_HOST, META_OWNER, META_TOKEN, PORT, TASK, render_job
 from sandbox_pool.providers.nomad.nomad_options import NomadOptions
@@ -56,6 +57,7 @@ class NomadProvider:
         """Names under which something may exist."""
         """Hosts whose dispatch may or may not have happened -> the job it was asked of."""
         self._parents: set[str] = set()
+        self._starting = asyncio.Lock()
         if self._options.driver != "raw_exec" or self._options.constraints:
             render_job(self._options, context, "", self._options.image or "checked-per-spec")
 
@@ -74,6 +76,9 @@ class NomadProvider:
 
     async def start(self, name: str, spec: SandboxSpec) -> Host:
         """Dispatch the host, or find the one of this name."""
+        if self._options.autostart:
+            async with self._starting:
+                await have_agent(self._options.address, self._context.state_dir)
         try:
             return await self._start(name, spec)
         except NomadError as error:

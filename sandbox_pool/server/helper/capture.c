@@ -60,7 +60,7 @@ static void open_log(struct capture *c) {
     snprintf(directory, sizeof directory, "%s", c->log_path);
     *strrchr(directory, '/') = '\0';
     if (slot.run_uid > 0) {
-        setfsgid((gid_t)slot.run_uid);
+        setfsgid((gid_t)slot.run_gid);
         setfsuid((uid_t)slot.run_uid);
     }
     make_directories(directory, 0755);

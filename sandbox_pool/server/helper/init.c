@@ -121,12 +121,18 @@ static void keep_config(void) {
     slot.user = slot.user ? strdup(slot.user) : NULL;
 }
 
-/* An image has the home its maker wanted, or none. A working directory that it lacks belongs to whoever works there. */
-static void make_folders(void) {
+/* An image has the home its maker wanted, or none. A working directory that it lacks belongs to whoever works there.
+   One that is no directory is the image's fault; in a fork it is the agent's doing, which must not cost the slot. */
+static const char *make_folders(void) {
+    struct stat info;
     bool there = access(slot.workdir, F_OK) == 0;
     make_directories(slot.workdir, 0755);
     if (!slot.image) make_directories(slot.home, 0700);
     else if (!there && slot.run_uid > 0 && chown(slot.workdir, (uid_t)slot.run_uid, (gid_t)slot.run_gid)) errno = 0;
+    if (slot.fork) return NULL;
+    if (stat(slot.workdir, &info)) return "make the working directory";
+    errno = ENOTDIR;
+    return S_ISDIR(info.st_mode) ? NULL : "enter the working directory";
 }
 
 void init_main(int control) {
@@ -144,7 +150,7 @@ void init_main(int control) {
     const char *user = "root";
     errno = 0;
     const char *failed = slot.image ? find_user(&user) : NULL;
-    if (!failed && slot.namespaces) make_folders();
+    if (!failed && slot.namespaces) failed = make_folders();
     if (!failed) failed = drop_init_privileges();
     if (failed) {
         send_failure(control, failed, errno);

@@ -74,7 +74,8 @@ const char *drop_init_privileges(void) {
 static const char *take_run_uid(void) {
     uid_t user = (uid_t)slot.run_uid;
     gid_t group = (gid_t)slot.run_gid;
-    if (setgroups(slot.n_groups, slot.groups) || syscall(SYS_setresgid, group, group, group) ||
+    /* The saved group is for leave_group(); an exec makes it `group` as well. */
+    if (setgroups(slot.n_groups, slot.groups) || syscall(SYS_setresgid, group, group, other_group(group)) ||
         syscall(SYS_setresuid, user, user, user))
         return "take the slot's user id";
     return NULL;
@@ -82,7 +83,7 @@ static const char *take_run_uid(void) {
 
 /* Last step before a command or a file worker does its work. `listener` as in install_seccomp(). */
 const char *become_command(int *listener) {
-    if (slot.namespaces) return slot.run_uid > 0 || slot.run_gid > 0 ? take_run_uid() : NULL;
+    if (slot.namespaces) return slot.run_uid > 0 || slot.run_gid > 0 || slot.n_groups ? take_run_uid() : NULL;
     const char *failed = set_limits();
     if (!failed && slot.run_uid > 0) {
         failed = limit_capabilities(0);

@@ -149,36 +149,45 @@ static const char *protect_proc(void) {
     return NULL;
 }
 
-/* Overlay of `below` in every layer (all of it when empty), topmost first, with `last` as the lowest. */
-static const char *mount_overlay(const char *below, const char *last, const char *upper, const char *work,
-                                 const char *target) {
-    char options[4096];
-    int used = snprintf(options, sizeof options, "lowerdir=");
+enum { PAGE = 4096 };
+
+/* The options of an overlay, with what lies here named by `prefix`; false when they do not fit a page. */
+static bool name_layers(char *options, const char *prefix, const char *below, const char *last, const char *upper,
+                        const char *work) {
+    int used = snprintf(options, PAGE, "lowerdir=");
     const char *separator = "";
-    for (int i = 0; i < slot.n_layers && (size_t)used < sizeof options; i++) {
+    for (int i = 0; i < slot.n_layers && used < PAGE; i++) {
         char path[2048];
-        snprintf(path, sizeof path, "%s%s%s", slot.layers[i], *below ? "/" : "", below);
+        const char *before = *slot.layers[i] == '/' ? "" : prefix;
+        snprintf(path, sizeof path, "%s%s%s%s", before, slot.layers[i], *below ? "/" : "", below);
         if (*below && access(path, F_OK)) continue; /* a snapshot of the working directory alone */
-        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", separator, path);
+        used += snprintf(options + used, (size_t)(PAGE - used), "%s%s", separator, path);
         separator = ":";
     }
-    if ((size_t)used < sizeof options && last)
-        used += snprintf(options + used, sizeof options - (size_t)used, "%s%s", separator, last);
-    if ((size_t)used < sizeof options)
-        used += snprintf(options + used, sizeof options - (size_t)used, ",upperdir=%s%s,workdir=%s%s%s", here, upper, here,
+    if (used < PAGE && last) used += snprintf(options + used, (size_t)(PAGE - used), "%s%s", separator, last);
+    if (used < PAGE)
+        used += snprintf(options + used, (size_t)(PAGE - used), ",upperdir=%s%s,workdir=%s%s%s", prefix, upper, prefix,
                          work, slot.user_ns ? ",userxattr" : "");
-    if ((size_t)used >= sizeof options) return "name all layers";
+    return used < PAGE;
+}
+
+/* Overlay of `below` in every layer (all of it when empty), topmost first, with `last` as the lowest. Where absolute
+ * names are too long, relative ones are left. */
+static const char *mount_overlay(const char *below, const char *last, const char *upper, const char *work,
+                                 const char *target) {
+    char options[PAGE];
+    if (!name_layers(options, here, below, last, upper, work) && !name_layers(options, "", below, last, upper, work))
+        return "name all layers";
     return mount("overlay", target, "overlay", MS_NODEV, options) ? "mount the overlay" : NULL;
 }
 
 /* An image has many layers and the kernel takes a page of options: short names for all of them. */
 static const char *bind_layers(void) {
-    static char names[MAX_LAYERS][64];
+    static char names[MAX_LAYERS][8];
     for (int i = 0; i < slot.n_layers; i++) {
-        char name[8];
-        snprintf(name, sizeof name, "l%d", i);
-        if (mkdir(name, 0755) || mount(slot.layers[i], name, NULL, MS_BIND, NULL)) return "attach a layer";
-        if ((size_t)snprintf(names[i], sizeof names[i], "%s%s", here, name) < sizeof names[i]) slot.layers[i] = names[i];
+        snprintf(names[i], sizeof names[i], "l%d", i);
+        if (mkdir(names[i], 0755) || mount(slot.layers[i], names[i], NULL, MS_BIND, NULL)) return "attach a layer";
+        slot.layers[i] = names[i];
     }
     return NULL;
 }
@@ -274,6 +283,13 @@ static const char *enter_root(void) {
     return NULL;
 }
 
+/* The root is what its topmost layer says of it: whose it is, and who may enter it. */
+static bool dress_upper(void) {
+    struct stat info;
+    return stat(slot.layers[0], &info) == 0 && fchown(upper_fd, info.st_uid, info.st_gid) == 0 &&
+           fchmod(upper_fd, info.st_mode & 07777) == 0;
+}
+
 /* Runs with the zygote's run directory as working directory; relative paths need no right on what lies above it. */
 const char *build_root(const int *layer_fds, int n_fds, const int *mount_fds) {
     char options[96];
@@ -289,6 +305,7 @@ const char *build_root(const int *layer_fds, int n_fds, const int *mount_fds) {
     if (mkdir("u", 0755) || mkdir("w", 0755) || mkdir("root", 0755)) return "make the writable layer";
     if ((upper_fd = open("u", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return "open the writable layer";
     if ((failed = attach_layers(layer_fds, n_fds))) return failed;
+    if (slot.image && !dress_upper()) return "make the root as the image has it";
     if ((failed = mount_overlay("", NULL, "u", "w", "root"))) return failed;
     if ((failed = mount_parts())) return failed;
     if (slot.image && (failed = dress_image())) return failed;

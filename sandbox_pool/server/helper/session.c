@@ -112,10 +112,14 @@ static bool find_report(struct report *report) {
     char *status = found + sizeof word, *end = heard + n_heard;
     char *directory = memchr(status, '\0', (size_t)(end - status));
     if (!directory || !memchr(directory + 1, '\0', (size_t)(end - directory - 1))) return false;
-    report->status = strcmp(status, "exit") ? atoi(status) & 0xff : -1;
-    free(report->directory);
-    report->directory = strdup(directory + 1);
-    n_heard = 0;
+    char *rest = (char *)memchr(directory + 1, '\0', (size_t)(end - directory - 1)) + 1;
+    report->status = !strcmp(status, "exit") ? ENDS : !strcmp(status, "saved") ? SAVED : atoi(status) & 0xff;
+    if (report->status != SAVED) {
+        free(report->directory);
+        report->directory = strdup(directory + 1);
+    }
+    n_heard = (size_t)(end - rest);
+    memmove(heard, rest, n_heard);
     return true;
 }
 
@@ -139,9 +143,9 @@ static ssize_t receive_report(const struct job *job, char *data, size_t size) {
     }
 }
 
-/* Reads what is there; true when the shell reported the end of this command. */
+/* Reads what is there; true when the shell reported something of this command. */
 bool read_report(struct job *job, struct report *report) {
-    for (;;) {
+    while (!find_report(report)) {
         if (n_heard == sizeof heard) { /* noise: only its end can be the beginning of a report */
             memmove(heard, heard + sizeof heard / 2, sizeof heard / 2);
             n_heard = sizeof heard / 2;
@@ -149,8 +153,8 @@ bool read_report(struct job *job, struct report *report) {
         ssize_t n = receive_report(job, heard + n_heard, sizeof heard - n_heard);
         if (n <= 0) return false;
         n_heard += (size_t)n;
-        if (find_report(report)) return true;
     }
+    return true;
 }
 
 /* Takes over what the shell wrote, if it got to the end. */

@@ -123,9 +123,9 @@ static int take_listener(int through) {
     return listener;
 }
 
-/* Runs between vfork and exec: nothing here may touch memory that the keeper goes on using. */
+/* Runs between vfork and exec: nothing here may touch memory that the keeper goes on using, but `traced`. */
 static void run_shell(const struct job *job, const struct ends *shell, const char *program, char **arguments,
-                      char **environment) {
+                      char **environment, volatile bool *traced) {
     sigset_t none;
     setsid();
     dup2(shell->in, 0);
@@ -146,6 +146,9 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     int listener = -1;
     const char *failed = become_command(&listener);
     if (!failed && listener >= 0 && !pass_listener(shell->listener[1], listener)) failed = "pass the listener";
+    if (!failed && leave_group()) execve(program, arguments, environment);
+    enter_group(); /* there is no other one, or only ours may run the program */
+    *traced = !failed && offer_to_be_hidden();
     if (!failed) execve(program, arguments, environment);
     dprintf(2, "cannot start the shell: %s: %s\n", failed ? failed : program, strerror(errno));
     _exit(127);
@@ -169,9 +172,11 @@ const char *start_shell(struct job *job, const struct message *request) {
     char **arguments = collect(request, "arg"), **environment = shell_environment(request);
     job->listener = -1;
     if (slot.no_inet && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, shell.listener)) return "socketpair";
+    volatile bool traced = false;
     job->shell = vfork();
-    if (job->shell == 0) run_shell(job, &shell, program, arguments, environment);
+    if (job->shell == 0) run_shell(job, &shell, program, arguments, environment, &traced);
     if (job->shell < 0) return "fork the shell";
+    if (traced) hide_traced(job->shell);
     job->reporter = job->shell;
     if (slot.no_inet) {
         close(shell.listener[1]);

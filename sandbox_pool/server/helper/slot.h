@@ -82,7 +82,7 @@ struct slot_config {
     int n_mounts;
     const char *cgroups[MAX_CGROUPS];
     int n_cgroups;
-    bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet, image;
+    bool namespaces, user_ns, net_ns, idmap, seccomp, landlock, no_inet, image, fork;
     long uid_base, uid_count, run_uid, run_gid;
     gid_t groups[MAX_GROUPS];
     size_t n_groups;
@@ -118,6 +118,13 @@ const char *install_seccomp(bool allow_inet, int *listener);
 const char *restrict_with_landlock(void);
 bool landlock_scopes_sockets(void);
 
+/* hidden.c: a shell that the programs it starts can neither read nor write */
+gid_t other_group(gid_t group);
+bool leave_group(void);
+void enter_group(void);
+bool offer_to_be_hidden(void);
+void hide_traced(pid_t pid);
+
 /* connect.c: connections of commands that share the host's network namespace */
 void answer_connect(int listener);
 
@@ -133,6 +140,7 @@ enum { FD_WAKE = 240, FD_REPORT, FD_STATE, FD_SCRIPT, FD_INPUT, FD_OUT, PIPES = 
 
 struct job {
     int sock;
+    int line;          /* where a client sends commands itself, lent by the server; -1 without */
     pid_t shell;       /* 0 once it has ended */
     int pipes[PIPES];  /* read ends of what commands write to; -1 once closed. A background process uses the first */
     int input;         /* write end of a background process's stdin, or the PTY */
@@ -158,9 +166,10 @@ void forget_state(const struct message *request);
 void send_state(int control, const struct message *request);
 
 /* session.c */
+enum { ENDS = -1, SAVED = -2 };
 struct report {
     char *directory; /* heap; NULL when there was none */
-    int status;      /* -1: the shell is about to end, and its end is the status */
+    int status;      /* ENDS: the shell is about to end, and its end is the status. SAVED: its state is written */
 };
 bool copy_file(int from, int to);
 bool write_script(struct job *job, const struct message *request, int out, int err);
@@ -179,7 +188,8 @@ struct processes {
     size_t count;
 };
 struct processes processes_below(pid_t ancestor, const struct processes *spared);
-bool has_children(pid_t pid, pid_t except);
+int open_children(pid_t pid);
+bool has_children(int children, pid_t except);
 int kill_descendants(pid_t ancestor, const struct processes *spared);
 int count_processes(void);
 

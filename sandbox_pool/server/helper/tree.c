@@ -82,14 +82,17 @@ struct processes processes_below(pid_t ancestor, const struct processes *spared)
     return all;
 }
 
-/* Whether a process with one thread has a child besides this one, dead ones too. A kernel that cannot tell says yes. */
-bool has_children(pid_t pid, pid_t except) {
-    char path[64], text[64], expected[32];
+/* The list of a process's children, to be asked again and again; of its only thread. */
+int open_children(pid_t pid) {
+    char path[64];
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", pid, pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return true;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
+    return move_high(open(path, O_RDONLY | O_CLOEXEC));
+}
+
+/* Whether there is a child besides this one, dead ones too. A kernel that cannot tell says yes. */
+bool has_children(int children, pid_t except) {
+    char text[64], expected[32];
+    ssize_t n = pread(children, text, sizeof text - 1, 0);
     if (n < 0) return true;
     text[n] = '\0';
     snprintf(expected, sizeof expected, "%d ", except);

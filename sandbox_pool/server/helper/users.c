@@ -34,11 +34,17 @@ static long find_group(const char *group) {
     return id;
 }
 
+/* A group of the user, where the slot has its id: an ordinary user of the host may have no ids but his own. */
+static void add_group(gid_t group) {
+    bool has = !slot.user_ns || (slot.uid_count > 1 && (slot.high_ids || (long)group < slot.uid_count));
+    if (has && slot.n_groups < MAX_GROUPS) slot.groups[slot.n_groups++] = group;
+}
+
 static void find_groups(const char *user) {
     FILE *file = fopen("/etc/group", "re");
-    for (struct group *entry; file && slot.n_groups < MAX_GROUPS && (entry = fgetgrent(file));)
-        for (char **member = entry->gr_mem; *member && slot.n_groups < MAX_GROUPS; member++)
-            if (!strcmp(*member, user)) slot.groups[slot.n_groups++] = entry->gr_gid;
+    for (struct group *entry; file && (entry = fgetgrent(file));)
+        for (char **member = entry->gr_mem; *member; member++)
+            if (!strcmp(*member, user)) add_group(entry->gr_gid);
     if (file) fclose(file);
 }
 
@@ -48,7 +54,7 @@ const char *find_user(const char **name) {
     snprintf(user, sizeof user, "%s", slot.user && *slot.user ? slot.user : "0");
     char *group = strchr(user, ':');
     if (group) *group++ = '\0';
-    long uid = as_number(user);
+    long uid = *user ? as_number(user) : 0;
     struct passwd *entry = find_passwd(user, uid);
     errno = 0;
     if (!entry && uid < 0) return "find the user of the image in its /etc/passwd";
@@ -57,8 +63,9 @@ const char *find_user(const char **name) {
     if (group && *group) {
         slot.run_gid = as_number(group) >= 0 ? as_number(group) : find_group(group);
         if (slot.run_gid < 0) return "find the group of the image in its /etc/group";
-    } else if (entry && slot.run_uid > 0) find_groups(entry->pw_name);
-    if (!*slot.home) slot.home = strdup(entry && *entry->pw_dir ? entry->pw_dir : slot.run_uid ? "/" : "/root");
+    } else if (entry) find_groups(entry->pw_name);
+    if (slot.run_uid > 0 || slot.run_gid > 0) add_group((gid_t)slot.run_gid);
+    if (!*slot.home) slot.home = strdup(entry && *entry->pw_dir ? entry->pw_dir : "/");
     snprintf(user, sizeof user, "%s", entry ? entry->pw_name : slot.run_uid ? "" : "root");
     *name = user;
     errno = 0;

@@ -40,6 +40,7 @@ static void read_config(const struct message *request) {
     slot.name_servers = message_get(request, "name_servers");
     slot.high_ids = message_get(request, "high_ids");
     slot.image = message_number(request, "image", 0);
+    slot.fork = message_number(request, "fork", 0);
     for (const char *v = NULL; slot.n_layers < MAX_LAYERS && (v = message_next(request, "layer", v));)
         slot.layers[slot.n_layers++] = v;
     for (const char *v = NULL; slot.n_parts < MAX_PARTS && (v = message_next(request, "part", v));)

@@ -3,7 +3,9 @@
 A layer may put files into a folder that only a layer below it names. Unpacked alone it has a folder of its own there,
 with an owner and a mode that nobody gave it, and a folder also where the image has a link to one. Here such folders
 get what the layer below says of them, and what lies behind a link goes where the link leads, as when layers are
-unpacked one over the other.
+unpacked one over the other. A hard link to a file of a layer below becomes one: the file is copied to here with all of
+its names. A folder with whiteouts in which no other layer has anything gets a second one: the kernel hides whiteouts
+only where it merges.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .unpack import LINKS_FOLLOWED
+from .unpack import LINKS_FOLLOWED, LayerRefused
 
 Parts = tuple[bytes, ...]
 
@@ -27,11 +29,22 @@ class UnpackedLayer:
     path: bytes
     implied: frozenset[bytes]
     """Folders that it puts something into without naming them."""
+    links: Mapping[bytes, bytes]
+    """Hard links to files of layers below."""
+    whiteouts: frozenset[bytes]
+    """Folders in which it hides something."""
+    names_root: bool
+    """Whether it says whose the root is."""
 
 
 def write_joined(layers: Sequence[UnpackedLayer], target: str, overlay: str) -> None:
     """Make the layer for these, topmost first, in an empty folder."""
     _Joined(layers, os.fsencode(target), f"{overlay}.overlay.opaque").write()
+
+
+def has_lone_whiteouts(layers: Sequence[UnpackedLayer], overlay: str) -> bool:
+    """Whether these, topmost first, have folders with whiteouts and nothing below to hide."""
+    return any(True for _ in _Joined(layers, b"", f"{overlay}.overlay.opaque").lone_whiteouts())
 
 
 class _Joined:
@@ -54,8 +67,25 @@ class _Joined:
             named = [self._is_named(number, parts) for number in self._folders(parts)]
             if any(named) and not named[0] and not self._is_moved(parts):
                 self._make_folder(parts)
+        for number, layer in enumerate(self._layers):
+            for path, target in layer.links.items():
+                self._link_across(number, tuple(path.split(b"/")), tuple(target.split(b"/")))
+        for parts in self.lone_whiteouts():
+            self._make_folder(parts)
+        for layer in self._layers:
+            if layer.names_root:
+                _take_attributes(layer.path, self._target)
+                break
         for path, mtime_ns in self._folder_times.items():
             os.utime(path, ns=(mtime_ns, mtime_ns))
+
+    def lone_whiteouts(self) -> Iterator[Parts]:
+        """Folders with whiteouts that are shown as they are in one layer."""
+        for number, layer in enumerate(self._layers):
+            for path in layer.whiteouts:
+                parts = tuple(path.split(b"/"))
+                if self._folders(parts) == [number]:
+                    yield parts
 
     def _is_moved(self, parts: Parts) -> bool:
         return any(parts[:length] in self._moved for length in range(1, len(parts) + 1))
@@ -143,6 +173,61 @@ class _Joined:
                 self._move_content(number, path, to)
             elif not os.path.lexists(self._made(to)) and not any(_mode(self._place(n, to)) for n in range(number)):
                 self._copy(path, self._made(to))
+
+    def _link_across(self, number: int, parts: Parts, target: Parts) -> None:
+        """A name of layer `number` and the file below that it stands for become one file, with all names still seen."""
+        if self._is_moved(parts[:-1]):
+            parts = (*(self._follow(parts[:-1], number + 1) or parts[:-1]), parts[-1])
+        if not self._is_seen(number, parts):
+            return
+        below, place = self._source(number, target)
+        source = self._place(below, place)
+        others = self._names_of(below, os.lstat(source))
+        for name in [*sorted(other for other in others if self._is_seen(below, other)), parts]:
+            if not os.path.lexists(self._made(name)):
+                self._make_folder(name[:-1])
+                self._copy(source, self._made(name))
+
+    def _source(self, number: int, target: Parts) -> tuple[int, Parts]:
+        """The layer below `number`, and the path in it, of the file that is seen as `target` there."""
+        first = number + 1
+        folder = self._follow(target[:-1], first) if target[:-1] else ()
+        if folder is not None:
+            place = (*folder, target[-1])
+            for below in self._folders(folder, first) if folder else range(first, len(self._layers)):
+                if (again := self._layers[below].links.get(b"/".join(place))) is not None:
+                    return self._source(below, tuple(again.split(b"/")))
+                mode = _mode(self._place(below, place))
+                if mode and not stat.S_ISDIR(mode) and not stat.S_ISCHR(mode):
+                    return below, place
+                if mode:
+                    break
+        shown = os.fsdecode(b"/".join(target))[:200]
+        raise LayerRefused(f"a hard link to {shown!r}, which neither its layer nor one below has")
+
+    def _names_of(self, number: int, info: os.stat_result) -> Iterator[Parts]:
+        """Every name that a file has in its layer."""
+        top = self._layers[number].path
+        left = info.st_nlink
+        for path, _, names in os.walk(top):
+            for name in names:
+                found = os.lstat(os.path.join(path, name))
+                if found.st_ino == info.st_ino:
+                    yield tuple(os.path.relpath(os.path.join(path, name), top).split(b"/"))
+                    left -= 1
+            if not left:
+                return
+
+    def _is_seen(self, number: int, parts: Parts) -> bool:
+        """Whether what a layer has at this name is what the image shows there."""
+        above = self._folders(parts[:-1]) if parts[:-1] else list(range(len(self._layers)))
+        if number not in above:
+            return False
+        path = b"/".join(parts)
+        return not any(
+            upper < number and (_mode(self._place(upper, parts)) or path in self._layers[upper].links)
+            for upper in above
+        )
 
     def _made(self, parts: Parts) -> bytes:
         return os.path.join(self._target, *parts)

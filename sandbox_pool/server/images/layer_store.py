@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..host_files import open_private, remove_tree
-from .joined import UnpackedLayer, write_joined
+from .joined import UnpackedLayer, has_lone_whiteouts, write_joined
 from .unpack import LayerRefused, Limits, Unpacker, unpack_layer
 from .user_ids import enter_user_namespace
 
@@ -91,11 +91,12 @@ class LayerStore:
     def _lock_shared(self, diff_id: str) -> int:
         if not os.path.isdir(self.layer(diff_id)):
             raise LayerMissing(diff_id)
-        fd = os.open(self._place("locks", hex_of(diff_id)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._place("locks", hex_of(diff_id))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             os.utime(fd)
-            if os.path.isdir(self.layer(diff_id)):
+            if os.path.isdir(self.layer(diff_id)) and _is_at(fd, path):
                 return fd
         except BlockingIOError:
             pass  # it is being removed
@@ -124,8 +125,7 @@ class LayerStore:
 
     def put(self, diff_id: str, digest: str | None, limits: Limits, source: Any, max_bytes: int) -> dict[str, Any]:
         """Unpack a layer unless it is here or another process is first. In a process of its own: see `main`."""
-        lock = os.open(self._place("locks", hex_of(diff_id)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _lock(lock, wait=True)
+        lock = self._lock_alone(hex_of(diff_id))
         if os.path.isdir(self.layer(diff_id)):
             return {"had": True}
         self.remove_drafts()
@@ -154,10 +154,23 @@ class LayerStore:
         self.collect(max_bytes, keep={diff_id})
         return {"had": False, "bytes": work.bytes, "entries": work.entries}
 
+    def _lock_alone(self, name: str) -> int:
+        """Wait for the lock of a layer; the file that has it may have been removed meanwhile."""
+        path = self._place("locks", name)
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _lock(fd, wait=True)
+            if _is_at(fd, path):
+                return fd
+            os.close(fd)
+
     def _write_notes(self, diff_id: str, work: Unpacker) -> None:
         path = self._place("notes", hex_of(diff_id))
         notes = {
             "implied": sorted(b"/".join(parts).hex() for parts in work.implied),
+            "links": {b"/".join(parts).hex(): b"/".join(target).hex() for parts, target in work.links.items()},
+            "whiteouts": sorted(b"/".join(parts).hex() for parts in work.whiteouts if parts),
+            "root": work.root,
             "high_ids": sorted(work.high_ids),
         }
         if any(notes.values()):
@@ -165,14 +178,32 @@ class LayerStore:
                 json.dump(notes, file)
             os.rename(file.name, path)
 
-    def notes(self, diff_id: str) -> dict[str, list[Any]]:
+    def notes(self, diff_id: str) -> dict[str, Any]:
         """What a slot must know of a layer besides its files."""
-        try:
-            with open(self._place("notes", hex_of(diff_id))) as file:
-                found: dict[str, list[Any]] = json.load(file)
-                return found
-        except FileNotFoundError:
-            return {"implied": [], "high_ids": []}
+        found: dict[str, Any] = {"implied": [], "links": {}, "whiteouts": [], "root": "", "high_ids": []}
+        with contextlib.suppress(FileNotFoundError), open(self._place("notes", hex_of(diff_id))) as file:
+            found.update(json.load(file))
+        return found
+
+    def needs_joining(self, diff_ids: Sequence[str]) -> bool:
+        """Whether these layers, lowest first, say something only together."""
+        notes = [self.notes(diff_id) for diff_id in diff_ids]
+        roots = [note["root"] for note in notes if note["root"]]
+        inherited_root = bool(roots) and roots[-1] == "own" and not notes[-1]["root"]
+        if inherited_root or any(note["implied"] or note["links"] for note in notes):
+            return True
+        return any(note["whiteouts"] for note in notes) and has_lone_whiteouts(self._unpacked(diff_ids), self.overlay)
+
+    def _unpacked(self, diff_ids: Sequence[str]) -> list[UnpackedLayer]:
+        """These layers, topmost first."""
+        layers = []
+        for diff_id in dict.fromkeys(reversed(diff_ids)):
+            notes = self.notes(diff_id)
+            implied, whiteouts = (frozenset(map(bytes.fromhex, notes[name])) for name in ("implied", "whiteouts"))
+            links = {bytes.fromhex(path): bytes.fromhex(target) for path, target in notes["links"].items()}
+            path = os.fsencode(self.layer(diff_id))
+            layers.append(UnpackedLayer(path, implied, links, whiteouts, bool(notes["root"])))
+        return layers
 
     def joined(self, diff_ids: Sequence[str]) -> str:
         """Where the layer that joins these is or would be."""
@@ -180,19 +211,13 @@ class LayerStore:
 
     def join(self, diff_ids: Sequence[str]) -> dict[str, Any]:
         """Make the layer that joins these, lowest first as in an image. In a process of its own: see `main`."""
-        layers = [
-            UnpackedLayer(
-                os.fsencode(self.layer(diff_id)), frozenset(bytes.fromhex(x) for x in self.notes(diff_id)["implied"])
-            )
-            for diff_id in dict.fromkeys(reversed(diff_ids))
-        ]
         draft = self._place("drafts", f"joined.{os.urandom(4).hex()}")
         with self._drafts_alone():
             os.mkdir(draft, 0o755)
             held = _hold_folder(draft)
         try:
             os.chmod(draft, 0o755)
-            write_joined(layers, draft, self.overlay)
+            write_joined(self._unpacked(diff_ids), draft, self.overlay)
             with open(f"{self.joined(diff_ids)}.of", "w") as file:
                 json.dump(list(diff_ids), file)
             try:
@@ -253,6 +278,17 @@ class LayerStore:
             self._remove_joined()
         return removed
 
+    def remove_idle_locks(self) -> None:
+        """Those of layers that are gone, or that a killed process never finished."""
+        for name in _names(self._place("locks")):
+            path = self._place("locks", name)
+            if name == "drafts" or os.path.isdir(self._place("layers", name)):
+                continue
+            with _held_alone(path) as alone:
+                if alone and not os.path.isdir(self._place("layers", name)):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+
     def _remove_joined(self) -> None:
         """What joined layers of which some are gone: nobody can use it."""
         for name in _names(self._place("joined")):
@@ -293,6 +329,13 @@ def _lock(fd: int, *, wait: bool) -> bool:
     return True
 
 
+def _is_at(fd: int, path: str) -> bool:
+    """Whether this is the file that is there now."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    return False
+
+
 def _hold_folder(path: str) -> int:
     """A descriptor that holds the folder's lock until it is closed; -1 when another process does, or it is gone."""
     try:
@@ -309,7 +352,7 @@ def _hold_folder(path: str) -> int:
 def _held_alone(path: str) -> Iterator[bool]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield _lock(fd, wait=False)
+        yield _lock(fd, wait=False) and _is_at(fd, path)
     finally:
         os.close(fd)
 
@@ -337,6 +380,7 @@ def main() -> None:
             answer = store.join(asked["diff_ids"])
         else:
             answer = {"drafts": store.remove_drafts(), "removed": store.collect(asked["max_bytes"])}
+            store.remove_idle_locks()
     except LayerRefused as error:
         answer = {"error": str(error), "kind": "refused"}
     except OSError as error:

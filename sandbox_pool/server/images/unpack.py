@@ -1,7 +1,7 @@
 """Unpacks one layer of an image, a tar stream, into a folder that overlayfs takes as a lower layer.
 
 A layer comes from anywhere, so all of it is suspect. Everything is done below a descriptor of the folder: a name with
-`..`, and a name behind a link that leaves its folder, is refused, and so is more than `Limits` allows. A whiteout
+`..`, and a name behind a link that leads out of the layer, is refused, and so is more than `Limits` allows. A whiteout
 becomes a device 0:0, an opaque folder gets overlayfs's attribute. Names are bytes, as in the kernel.
 """
 
@@ -84,13 +84,19 @@ class Pieces:
 
     def some(self, most: int) -> memoryview:
         """At least one byte, at most `most`; empty at the end."""
+        if not self._view and self.at_end():
+            return memoryview(b"")
+        taken, self._view = self._view[:most], self._view[most:]
+        return taken
+
+    def at_end(self) -> bool:
+        """Whether nothing more comes."""
         while not self._view:
             piece = next(self._pieces, None)
             if piece is None:
-                return memoryview(b"")
+                return True
             self._view = memoryview(piece)
-        taken, self._view = self._view[:most], self._view[most:]
-        return taken
+        return False
 
     def exactly(self, size: int) -> bytes:
         """So many bytes; LayerRefused when the stream ends before."""
@@ -134,7 +140,7 @@ def _number(text: bytes) -> int:
     """Octal, or base 256 when the first bit is set."""
     if text[0] & 0x80:
         return int.from_bytes(text[1:], "big") - (1 << 8 * (len(text) - 1) if text[0] & 0x40 else 0)
-    digits = text.strip(b" \0")
+    digits = text.strip(b" \0").split(b"\0", 1)[0]
     try:
         return int(digits, 8) if digits else 0
     except ValueError:
@@ -178,6 +184,8 @@ class Archive:
             entry.name, entry.link = long_name or entry.name, long_link or entry.link
             self._apply_pax(entry, self._global + pax)
             pax, long_name, long_link = [], b"", b""
+            if entry.kind == b"\0" and entry.name.endswith(b"/"):
+                entry.kind = b"5"  # as before tar had types
             if not (0 <= entry.uid < NO_ID and 0 <= entry.gid < NO_ID and abs(entry.mtime_ns) < MOST_TIME_NS):
                 raise LayerRefused(f"{os.fsdecode(entry.name)[:200]!r} has an owner or a time that no file can have")
             if entry.kind in b"123456":
@@ -187,10 +195,11 @@ class Archive:
             self._pieces.skip(self.left)
 
     def _next_block(self) -> bytes | None:
+        """None at the end, which not every writer marks by empty blocks; a layer that was cut has another digest."""
+        if self._pieces.at_end():
+            return None
         block = self._pieces.exactly(BLOCK)
-        if block.count(0) != BLOCK:
-            return block
-        return None
+        return block if block.count(0) != BLOCK else None
 
     def _parse(self, block: bytes) -> Entry:
         fields = _HEADER.unpack(block)
@@ -333,11 +342,19 @@ class Unpacker:
         self._devices = devices
         self._archive = Archive(pieces, limits)
         self._open: dict[Parts, int] = {}
+        self._real: dict[Parts, Parts] = {}
+        """Where open folders are whose names lead through links."""
         self._folder_times: dict[Parts, int] = {}
         self._current: Parts = ()
         self._set_group_seen = False
         self.implied: set[Parts] = set()
         """Folders that something was put into and that no entry names."""
+        self.links: dict[Parts, Parts] = {}
+        """Hard links to files that layers below must have."""
+        self.whiteouts: dict[Parts, set[bytes]] = {}
+        """By their folders."""
+        self.root = ""
+        """What the layer says of the image's root: nothing, that it is `plain`, or that it has modes of its `own`."""
         self.high_ids: set[int] = set()
         """Owners beyond the ids that a slot has anyway."""
         self._ids = os.geteuid(), os.getegid()
@@ -352,6 +369,7 @@ class Unpacker:
                 if len(self._open) > OPEN_FOLDERS:
                     self._close_folders()
             self._pieces.drain()
+            self._drop_idle_whiteouts()
             for parts, mtime_ns in reversed(self._folder_times.items()):
                 with contextlib.suppress(LayerRefused, OSError):
                     os.utime(self._folder(parts), ns=(mtime_ns, mtime_ns))
@@ -378,12 +396,16 @@ class Unpacker:
             if entry.kind == b"5":
                 self._dress(self._root, entry)
                 self._folder_times[()] = entry.mtime_ns
+                is_plain = (entry.mode, entry.uid, entry.gid, entry.attributes) == (0o755, 0, 0, {})
+                self.root = "plain" if is_plain else "own"
             return
         self._current = parts
         parent, name = self._folder(parts[:-1]), parts[-1]
         if name.startswith(WHITEOUT):
             self._white_out(parent, name)
-        elif entry.kind in b"0\x007S":
+            return
+        self.links.pop(parts, None)
+        if entry.kind in b"0\x007S":
             self._file(parent, name, entry)
         elif entry.kind == b"5":
             self._make_folder(parent, parts, entry)
@@ -394,38 +416,61 @@ class Unpacker:
         else:
             raise LayerRefused(f"an entry of unknown kind {entry.kind!r}")
 
-    def _folder(self, parts: Parts, followed: int = 0) -> int:
+    def _folder(self, parts: Parts, followed: int = 0, *, make: bool = True) -> int:
         """A descriptor of the folder, made where it is missing."""
         if not parts:
             return self._root
         fd = self._open.get(parts)
         if fd is None:
-            fd = self._enter(self._folder(parts[:-1], followed), parts, followed)
+            fd = self._enter(self._folder(parts[:-1], followed, make=make), parts, followed, make)
             self._open[parts] = fd
         return fd
 
-    def _enter(self, parent: int, parts: Parts, followed: int) -> int:
+    def _enter(self, parent: int, parts: Parts, followed: int, make: bool) -> int:
         name = parts[-1]
+        if parts[:-1] in self._real:
+            self._real[parts] = (*self._real[parts[:-1]], name)
         try:
             return os.open(name, FOLDER, dir_fd=parent)
         except FileNotFoundError:
+            if not make:
+                raise
             os.mkdir(name, 0o755, dir_fd=parent)
-            self.implied.add(parts)
+            self.implied.add(self._real.get(parts, parts))
             return os.open(name, FOLDER, dir_fd=parent)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
         info = os.lstat(name, dir_fd=parent)
-        if _is_whiteout(info):
+        if _is_whiteout(info) and make:
             return self._replace_whiteout(parent, name)
         if not stat.S_ISLNK(info.st_mode):
             raise LayerRefused(f"an entry below {_shown(parts)}, which is not a folder")
-        target = os.readlink(name, dir_fd=parent)
-        if target.startswith(b"/") or b".." in target.split(b"/") or followed >= LINKS_FOLLOWED:
-            raise LayerRefused(
-                f"an entry behind the link {os.fsdecode(b'/'.join(parts))[:200]!r}, which leads elsewhere"
-            )
-        return os.dup(self._folder((*parts[:-1], *path_parts(target)), followed + 1))
+        self._real[parts] = self._follow(parts, os.readlink(name, dir_fd=parent), followed)
+        return os.dup(self._folder(self._real[parts]))
+
+    def _follow(self, parts: Parts, target: bytes, followed: int) -> Parts:
+        """The folder that a link leads to, seen from the image's root: one of the layer, or one below the link."""
+        strict = target.startswith(b"/") or b".." in target.split(b"/")
+        reached = () if target.startswith(b"/") else self._real.get(parts[:-1], parts[:-1])
+        for name in target.split(b"/"):
+            if name in (b"", b"."):
+                continue
+            if followed >= LINKS_FOLLOWED or (name == b".." and not reached):
+                raise self._leads_elsewhere(parts)
+            if name == b"..":
+                reached = reached[:-1]
+                continue
+            try:
+                self._folder((*reached, name), followed + 1, make=not strict)
+            except FileNotFoundError:
+                raise self._leads_elsewhere(parts) from None
+            reached = self._real.get((*reached, name), (*reached, name))
+        return reached
+
+    @staticmethod
+    def _leads_elsewhere(parts: Parts) -> LayerRefused:
+        return LayerRefused(f"an entry behind the link {_shown(parts)}, which leads elsewhere")
 
     def _replace_whiteout(self, parent: int, name: bytes) -> int:
         os.unlink(name, dir_fd=parent)
@@ -438,6 +483,7 @@ class Unpacker:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+        self._real.clear()
 
     def _white_out(self, parent: int, name: bytes) -> None:
         if name == OPAQUE:
@@ -455,6 +501,8 @@ class Unpacker:
                 os.mknod(hidden, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=parent)
             except PermissionError:
                 raise OSError(errno.ENOSPC, "this file system takes no whiteouts; keep images elsewhere") from None
+            folder = self._current[:-1]
+            self.whiteouts.setdefault(self._real.get(folder, folder), set()).add(hidden)
             return
         # What this layer itself brings stays; only what lies below it is hidden.
         if stat.S_ISDIR(info.st_mode):
@@ -463,6 +511,24 @@ class Unpacker:
                 os.setxattr(fd, self._opaque, b"y")
             finally:
                 os.close(fd)
+
+    def _drop_idle_whiteouts(self) -> None:
+        """Below an opaque folder there is nothing to hide, and a whiteout of nothing is listed as a broken name."""
+        for parts in list(self.whiteouts):
+            try:
+                opaque = any(self._is_opaque(self._folder(parts[:n], make=False)) for n in range(len(parts) + 1))
+                for name in self.whiteouts[parts] if opaque else ():
+                    if _is_whiteout(os.lstat(name, dir_fd=self._folder(parts, make=False))):
+                        os.unlink(name, dir_fd=self._folder(parts, make=False))
+            except (FileNotFoundError, LayerRefused):  # replaced by a later entry
+                opaque = True
+            if opaque:
+                del self.whiteouts[parts]
+
+    def _is_opaque(self, folder: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.getxattr(folder, self._opaque) == b"y"
+        return False
 
     def _file(self, parent: int, name: bytes, entry: Entry) -> None:
         try:
@@ -512,20 +578,20 @@ class Unpacker:
         if not target:
             raise LayerRefused("a hard link to the root")
         try:
-            other = self._folder(target[:-1])
+            other = self._folder(target[:-1], make=False)
             if other == parent and target[-1] == name:
                 return
             try:
                 os.link(target[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
             except FileExistsError:
+                os.lstat(target[-1], dir_fd=other)  # only then
                 self._clear(parent, name)
-                os.link(
-                    target[-1], name, src_dir_fd=self._folder(target[:-1]), dst_dir_fd=parent, follow_symlinks=False
-                )
+                other = self._folder(target[:-1], make=False)
+                os.link(target[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            raise LayerRefused(
-                f"a hard link to {os.fsdecode(entry.link)[:200]!r}, which the layer does not have"
-            ) from None
+            with contextlib.suppress(FileNotFoundError):
+                self._clear(parent, name)
+            self.links[self._current] = self.links.get(target, target)
 
     def _special(self, parent: int, name: bytes, entry: Entry) -> None:
         if entry.kind in b"34" and not self._devices:
@@ -590,23 +656,25 @@ class Unpacker:
 
     def _clear(self, parent: int, name: bytes) -> None:
         """A later entry of the same name replaces an earlier one."""
-        if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+        mode = os.lstat(name, dir_fd=parent).st_mode
+        if stat.S_ISDIR(mode):
             keep = os.dup(parent)
             try:
                 _remove_folder(keep, name)
             finally:
                 os.close(keep)
-            gone = [parts for parts in self._open if name in parts]  # also by another name, behind a link
-            for parts in gone:
-                if self._open[parts] != parent:
-                    os.close(self._open.pop(parts))
             here = self._current
             self.implied = {parts for parts in self.implied if parts[: len(here)] != here}
+            self.links = {parts: target for parts, target in self.links.items() if parts[: len(here)] != here}
             self._folder_times = {
                 parts: time for parts, time in self._folder_times.items() if parts[: len(here)] != here
             }
         else:
             os.unlink(name, dir_fd=parent)
+        if stat.S_ISDIR(mode) or stat.S_ISLNK(mode):  # open folders may have been reached through it, by any name
+            for parts in [parts for parts, fd in self._open.items() if fd != parent]:
+                os.close(self._open.pop(parts))
+                self._real.pop(parts, None)
 
 
 def _shown(parts: Parts) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 ROOT = "/sys/fs/cgroup"
 PERIOD_US = 100_000
 LIMITS = ("memory", "pids", "cpu")
+REPORTS = {"memory": ("memory.oom_control", "memory.events"), "pids": ("pids.current",), "cpu": ("cpu.stat",)}
+"""What a kernel that enforces a limit reports on it. Groups of gVisor take any limit of memory or cpu and keep none."""
 
 
 def _write(path: str, text: str) -> bool:
@@ -41,6 +43,10 @@ def _mounted(kind: str) -> dict[str, str]:
     return found
 
 
+def _enforced(base: str, controller: str) -> bool:
+    return any(os.path.exists(os.path.join(base, name)) for name in REPORTS[controller])
+
+
 class Cgroups:
     """One group per slot below one group per server, named after its scratch directory so that it is found again."""
 
@@ -57,7 +63,10 @@ class Cgroups:
                 base = os.path.join(v1[controller], self.name)
                 with contextlib.suppress(OSError):
                     os.makedirs(base, exist_ok=True)
-                    self._bases[controller] = base
+                    if _enforced(base, controller):
+                        self._bases[controller] = base
+                    else:
+                        os.rmdir(base)
         self._version = 1 if self._bases else 0
         if not self._bases:
             self._setup_v2(_mounted("cgroup2").get(""))
@@ -72,7 +81,8 @@ class Cgroups:
             return
         for controller in LIMITS:
             _write(os.path.join(mount, "cgroup.subtree_control"), f"+{controller}")
-            if _write(os.path.join(base, "cgroup.subtree_control"), f"+{controller}"):
+            switched_on = _write(os.path.join(base, "cgroup.subtree_control"), f"+{controller}")
+            if switched_on and _enforced(base, controller):
                 self._bases[controller] = base
         self._version = 2
 

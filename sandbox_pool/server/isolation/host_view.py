@@ -6,7 +6,7 @@ and what is created on the host later gets none. Copied is only what every user 
 
 Where the server may mount as root, the parts are shown by an overlay whose owner is a stranger to the host
 (helper/view.c): the kernel then refuses what a stranger may not read, however deep it lies and whenever it appears.
-Elsewhere what must not be read is hidden once, at the start.
+Elsewhere what must not be read is hidden in the view (private_files.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 
 from ..host_files import remove_tree
 
@@ -96,42 +95,3 @@ def _take_attributes(path: str, info: os.stat_result) -> None:
         os.chown(path, info.st_uid, info.st_gid)
     os.chmod(path, stat.S_IMODE(info.st_mode) & 0o1777)
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-
-def hide_private(view: str, parts: list[str], root: str = "/") -> None:
-    """Hide what strangers may not read now. For slots that see the parts with the server's own rights.
-
-    An ordinary user can read no more than strangers but what it owns, and that lies below few folders.
-    """
-    starts = parts if os.geteuid() == 0 else [name for name in ("opt", "usr/local") if name.split("/")[0] in parts]
-    for start in starts:
-        for private in _unreadable(os.path.join(root, start)):
-            _whiteout(os.path.join(view, "slot", os.path.relpath(private, root)))
-
-
-def _unreadable(start: str) -> Iterator[str]:
-    """What strangers may not read; not what lies in it. A system has 100,000 files: os.walk takes twice as long."""
-    folders = [start]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    continue
-                mode = _mode(entry)
-                if not mode & stat.S_IROTH:
-                    yield entry.path
-                elif stat.S_ISDIR(mode):
-                    folders.append(entry.path)
-
-
-def _mode(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_mode
-    except OSError:  # it went away
-        return stat.S_IROTH
-
-
-def _whiteout(path: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if not os.path.lexists(path):
-        os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))

@@ -17,6 +17,9 @@ MS_NOSUID_NODEV = 2 | 4
 MS_REC_PRIVATE = 0x4000 | (1 << 18)
 MNT_DETACH = 2
 SHARED_MEMORY = "/dev/shm"
+PREFIX = "hermes_"
+SCRATCH = "scratch"
+"""A link in a folder there: to the scratch space whose layers it holds."""
 
 
 def _private_tmpfs(path: str) -> bool:
@@ -30,7 +33,7 @@ def _private_tmpfs(path: str) -> bool:
 def shared_memory_paths(scratch: str) -> list[str]:
     """Where layers go for users who may not mount: several names, because anyone may take one."""
     digest = hashlib.sha1(os.path.realpath(scratch).encode()).hexdigest()[:12]
-    return [os.path.join(SHARED_MEMORY, f"hermes_{digest}_{number}") for number in range(8)]
+    return [os.path.join(SHARED_MEMORY, f"{PREFIX}{digest}_{number}") for number in range(8)]
 
 
 def make_layers_dir(scratch: str) -> str:
@@ -46,6 +49,7 @@ def make_layers_dir(scratch: str) -> str:
         return path
     if os.stat(path).st_dev != os.stat("/").st_dev:
         return path
+    sweep_shared_memory()
     return usable_shared_memory(scratch) or path
 
 
@@ -58,10 +62,21 @@ def usable_shared_memory(scratch: str) -> str | None:
             continue
         try:
             if os.fstat(fd).st_dev != os.stat("/").st_dev:
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(os.path.realpath(scratch), SCRATCH, dir_fd=fd)
                 return other
         finally:
             os.close(fd)
     return None
+
+
+def sweep_shared_memory() -> None:
+    """Remove what servers of this user left whose scratch space is gone: nobody else will come for it."""
+    for entry in os.scandir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else ():
+        with contextlib.suppress(OSError):
+            ours = entry.name.startswith(PREFIX) and check_private(entry.path)
+            if ours and not os.path.lexists(os.readlink(os.path.join(entry.path, SCRATCH))):
+                remove_mapped(entry.path)
 
 
 def remove_layers_dir(scratch: str) -> None:

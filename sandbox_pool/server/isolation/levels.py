@@ -16,8 +16,10 @@ from typing import Any
 from ..faults import SlotError
 
 UID_RANGE = 65_536
-MOST_SLOTS = 599
-"""Of one server, as far as user ids go."""
+ALL_RANGES = 65_536
+"""Of 32 bits of user ids; the first 16 are left to others."""
+USUAL_SLOTS = 599
+"""A server takes ids for so many slots, or for as many as it has, and for one more: owners beyond an image's range."""
 MOST_HIGH_IDS = 300
 """The kernel takes 340 lines of an id map."""
 WORKDIR = "/workspace"
@@ -87,6 +89,8 @@ class Place:
     """What slots see of the host's root besides copies (isolation/host_view.py)."""
     uid_base: int
     """First id of the ranges that slots with a user namespace are mapped to."""
+    high_base: int
+    """First id of owners in images beyond that range."""
     run_uid_base: int
     """First id of slots that are users of the host."""
     id_ranges: bool = False
@@ -103,13 +107,15 @@ class Place:
         return os.path.join(self.layers, "below-images")
 
 
-def choose_uids(scratch: str) -> tuple[int, int]:
-    """`uid_base` and `run_uid_base` of a server, apart from those of other servers on this host."""
+def choose_uids(scratch: str, slots: int) -> tuple[int, int, int]:
+    """`uid_base`, `high_base` and `run_uid_base` of a server, apart from those of other servers on this host."""
     number = int(hashlib.sha1(scratch.encode()).hexdigest()[:8], 16)
     used = _owners_of_processes()
     blocks = [RUN_UIDS[(number + i) % len(RUN_UIDS)] for i in range(len(RUN_UIDS))]
     free = [block for block in blocks if not any(block <= uid < block + RUN_UIDS.step for uid in used)]
-    return UID_RANGE * (16 + number % 100 * (MOST_SLOTS + 1)), (free or blocks)[0]
+    ranges = max(USUAL_SLOTS, slots) + 1
+    first = 16 + number % ((ALL_RANGES - 1 - 16) // ranges) * ranges
+    return UID_RANGE * first, UID_RANGE * (first + ranges - 1), (free or blocks)[0]
 
 
 def _owners_of_processes() -> set[int]:
@@ -164,6 +170,7 @@ def _own_root(
         roots = [*image["layers"], place.below_images]
     return [
         *(("layer", path) for path in [*layers, *roots]),
+        ("fork", bool(layers)),
         *(("part", name) for name in (place.parts if in_parts else ())),
         ("view", place.views if level.stranger and not image else None),
         ("workdir", spec.get("workdir") or _workdir(image) or WORKDIR),
@@ -183,8 +190,7 @@ def _high_ids(level: Level, place: Place, image: Mapping[str, Any] | None) -> li
         return []
     if len(ids) > MOST_HIGH_IDS:
         raise SlotError("image", f"{len(ids)} owners beyond {UID_RANGE} in one image: a slot can have {MOST_HIGH_IDS}")
-    first = place.uid_base + MOST_SLOTS * UID_RANGE
-    return [("high_ids", "".join(f"{number} {first + position} 1\n" for position, number in enumerate(ids)))]
+    return [("high_ids", "".join(f"{number} {place.high_base + position} 1\n" for position, number in enumerate(ids)))]
 
 
 def _workdir(image: Mapping[str, Any] | None) -> str:

@@ -28,14 +28,20 @@ class Together:
     """What all layers of an image say of it together."""
 
     def __init__(self, store: LayerStore, diff_ids: list[str]) -> None:
-        notes = [store.notes(diff_id) for diff_id in diff_ids]
-        self.joined = [store.joined(diff_ids)] if any(note["implied"] for note in notes) else []
+        self.joined = [store.joined(diff_ids)] if store.needs_joining(diff_ids) else []
         """The layer on top of them, where one is needed."""
-        self.high_ids = sorted({number for note in notes for number in note["high_ids"]})
+        self.high_ids = sorted({number for diff_id in diff_ids for number in store.notes(diff_id)["high_ids"]})
 
     def is_gone(self) -> bool:
         """Whether that layer is missing: nobody made it yet, or it was removed with one of those below."""
         return not all(map(os.path.isdir, self.joined))
+
+
+async def join_layers(store: LayerStore, diff_ids: list[str]) -> None:
+    """Make the layer on top of these, where one is needed and not there. Raises LayerMissing."""
+    store.hold(diff_ids)
+    if Together(store, diff_ids).is_gone():
+        await work_on_store({"do": "join", "store": store.path, "overlay": store.overlay, "diff_ids": diff_ids})
 
 
 def _folder(path: str) -> dict[str, Any]:
@@ -77,8 +83,7 @@ class ImageRequests:
             self._together[key] = Together(self._store, wanted)
         together = self._together[key]
         if together.is_gone():
-            asked = {"do": "join", "store": self._store.path, "overlay": self._store.overlay, "diff_ids": wanted}
-            await work_on_store(asked)
+            await join_layers(self._store, wanted)
         return {
             "key": str(image["key"]),
             "layers": [*together.joined, *dict.fromkeys(reversed(paths))],
@@ -102,7 +107,7 @@ class ImageRequests:
         """Other processes may remove layers that no slot stands on."""
         used: set[str] = set()
         for slot in slots:
-            if slot.instance is not None or slot.state != "free":
+            if slot.stands:
                 image = json.loads(slot.shape)[0].get("image") if slot.shape else None
                 used.update((image or {}).get("diff_ids") or ())
         self._store.let_go(used)
@@ -151,7 +156,8 @@ async def work_on_store(asked: Mapping[str, Any], read: Read | None = None) -> d
     answer: dict[str, Any] = json.loads(line) if line else {"error": "the process that unpacks it died", "kind": ""}
     if "error" in answer:
         kind = "scratch" if answer["kind"] == "scratch" else "image"
-        raise SlotError(kind, f"the layer {str(asked.get('diff_id'))[:23]}... is refused: {answer['error']}")
+        what = f"the layer {asked['diff_id'][:23]}... is" if "diff_id" in asked else "the layers are"
+        raise SlotError(kind, f"{what} refused: {answer['error']}")
     return answer
 
 

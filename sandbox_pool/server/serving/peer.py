@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import contextlib
 import hmac
+import itertools
+import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import wire
-from .wire import Header
+from .wire import LINE_NUMBER, Header
 
 if TYPE_CHECKING:
+    from ..slots.instance import Instance
     from .service import Service
 
 Reply = tuple[dict[str, Any], bytes]
 """Header fields and body of an answer."""
 HELLO_TIMEOUT_S = 10.0
+_numbers = itertools.count(1)
 
 
 class Request:
@@ -57,6 +64,10 @@ class Request:
             self.push("ack")
         return data
 
+    def lend(self, instance: Instance) -> dict[str, Any]:
+        """Lend the client the session, if it has a connection that takes descriptors; for the answer."""
+        return self._connection.lend(instance)
+
     def acknowledged(self) -> None:
         """The client took one piece."""
         if self._acks is not None:
@@ -72,6 +83,15 @@ class Connection(asyncio.Protocol):
         self.authenticated = False
         self._decoder = wire.Decoder(wire.MAX_HELLO)
         self.requests: dict[int, Request] = {}
+        self._newest = -1
+        """Number of the last request: one that comes again is never run again."""
+        self.number = next(_numbers)
+        self.passing: Connection | None = None
+        """The client's connection that descriptors are sent on."""
+        self.most_lines = 0
+        """How many descriptors the client has room for."""
+        self._lines = itertools.count(1)
+        self._lent = 0
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,7 +128,38 @@ class Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self.service.connected(self)
-        self.send({"i": header.get("i"), **self.service.info()})
+        if "lines_of" in header:
+            for other in self.service.connections:
+                if other.number == header["lines_of"]:
+                    other.passing, other.most_lines = self, int(header["most"])
+            return
+        self.send({"i": header.get("i"), "connection": self.number, **self.service.info()})
+
+    def lend(self, instance: Instance) -> dict[str, Any]:
+        """Pass a line to the session of a slot to the client; empty when it cannot take one, or a command runs."""
+        lent = None if self.passing is None or self._lent >= self.most_lines else instance.lend(self._line_ended)
+        if lent is None or self.passing is None:
+            return {}
+        self._lent += 1
+        number, (line, facts) = next(self._lines), lent
+        with line:  # when nobody takes the other one, the keeper sees the end of the line
+            self.passing.pass_on(number, line)
+        return {"line": {"number": number, **facts}}
+
+    def _line_ended(self) -> None:
+        self._lent -= 1
+
+    def pass_on(self, number: int, line: socket.socket) -> None:
+        """Send a descriptor with its number; a client that does not take it goes without."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [line.fileno()]))
+        with contextlib.suppress(OSError), self._own_socket() as own:
+            own.sendmsg([number.to_bytes(LINE_NUMBER, "big")], [rights], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+    def _own_socket(self) -> socket.socket:
+        assert self.transport is not None
+        return socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
 
     def _frame(self, header: Header, body: bytes) -> None:
         number, op = header.get("i"), header.get("op")
@@ -126,6 +177,9 @@ class Connection(asyncio.Protocol):
                 # Not at once: a task that is cancelled before it ever ran cannot answer.
                 asyncio.get_running_loop().call_soon(request.task.cancel)
         elif op not in ("data", "end", "ack"):
+            if number <= self._newest:
+                raise wire.WireError(f"request {number} after request {self._newest}")
+            self._newest = number
             request = Request(self, header)
             self.requests[number] = request
             request.task = asyncio.get_running_loop().create_task(self._serve(request, body))
@@ -162,3 +216,5 @@ class Connection(asyncio.Protocol):
             request.chunks.put_nowait(None)
         if self.authenticated:
             self.service.disconnected(self)
+        if self.passing is not None:
+            self.passing.close()

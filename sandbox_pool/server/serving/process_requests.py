@@ -6,10 +6,11 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
-from ..faults import SlotError
+from ..faults import SlotError, TimedOut
 from ..slots.channel import Message
-from ..slots.instance import Instance, surroundings
-from ..slots.jobs import Job, exit_code
+from ..slots.exec_messages import exit_code, run_message, surroundings
+from ..slots.instance import Instance
+from ..slots.jobs import Job
 from ..slots.slots import Slot
 from .peer import Reply, Request
 
@@ -21,9 +22,9 @@ async def _spawn(_slot: Slot, instance: Instance, request: Request, body: bytes)
     _forget_oldest(instance)
     header = request.header
     terminal = (int(header.get("rows", 30)), int(header.get("cols", 120))) if header.get("pty") else None
-    fields = surroundings(header)
+    fields, raw = run_message(body, surroundings(header), None)
     job = instance.spawn(terminal)
-    job.run(body, fields)
+    job.run(fields, raw)
     pid = await job.started
     name = f"p{next(_numbers)}"
     instance.processes[name] = job
@@ -72,7 +73,7 @@ async def _wait(_slot: Slot, instance: Instance, request: Request, _body: bytes)
     timeout_s = request.header.get("timeout_s")
     try:
         await asyncio.wait_for(asyncio.shield(job.exit), timeout_s)
-    except TimeoutError:
+    except TimedOut:
         return {"code": None}, b""
     return {"code": _status(job)}, b""
 

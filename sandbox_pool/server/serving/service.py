@@ -13,10 +13,11 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ..faults import SlotError
+from ..faults import SlotError, TimedOut
 from ..images.below import is_brought
 from ..network_rules import parse_rule
 from ..slots.channel import Message
+from ..slots.exec_messages import KEEPER_GRACE_S
 from ..slots.instance import Instance
 from ..slots.jobs import Job
 from ..slots.layer_snapshots import SnapshotStore
@@ -29,8 +30,8 @@ from .slot_bridge import open_bridge
 SERVER_VERSION = "0.1.0"
 
 SlotHandler = Callable[[Slot, Instance, Request, bytes], Awaitable[Reply]]
-KEEPER_GRACE_S = 3.0
-"""A keeper that has not ended its command so long after it should have is killed with it."""
+OF_THE_SESSION = frozenset({"exec", "spawn", "stop_processes", "forget_state", "snapshot"})
+"""Operations that go on from the last command: a session that was lent to a client is taken back for them."""
 KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 START_ATTEMPTS = 3
 MAX_OUTCOMES = 1024
@@ -75,7 +76,8 @@ class Service:
         }
         self._images = images
         self._slot_ops: dict[str, SlotHandler] = {
-            "exec": _exec,
+            "exec": self._exec,
+            "cut": _cut,
             "stop_processes": _stop_processes,
             "forget_state": _forget_state,
             "snapshot": self._snapshot,
@@ -126,6 +128,8 @@ class Service:
         identity = request.header.get("rid")
         slot.calls += 1
         try:
+            if op in OF_THE_SESSION:
+                await instance.recall()
             if identity is None:
                 return await self._settled(await slot_op(slot, instance, request, body))
             return await self._settled(await _once(slot, str(identity), lambda: slot_op(slot, instance, request, body)))
@@ -143,7 +147,7 @@ class Service:
     async def _settled(self, reply: Reply) -> Reply:
         """The reply, unless it may tell of a command that was ended together with this server."""
         if self.settle_s and reply[0].get("code") in KILLED:
-            with contextlib.suppress(asyncio.TimeoutError):
+            with contextlib.suppress(TimedOut):
                 await asyncio.wait_for(self.stopping.wait(), self.settle_s)
         if self.settle_s and self.stopping.is_set():
             raise SlotError("lost", "the server is being ended, and its commands with it")
@@ -179,7 +183,26 @@ class Service:
             await self._restore(str(header["snapshot"]), slot)
         assert slot.instance is not None
         brought = is_brought(slot.instance.shell_program)
-        return {"epoch": slot.epoch, "workdir": slot.instance.workdir, "shell_brought": brought}, b""
+        reply = {"epoch": slot.epoch, "workdir": slot.instance.workdir, "shell_brought": brought}
+        return {**reply, **self._line(request, slot.instance)}, b""
+
+    def _line(self, request: Request, instance: Instance) -> dict[str, Any]:
+        """For a client that can take descriptors: a line of its own to the session. Not where the end of a command may
+        have to be kept back."""
+        return {} if self.settle_s else request.lend(instance)
+
+    async def _exec(self, slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
+        header = request.header
+        split = int(header.get("command", len(body)))
+        for attempt in range(START_ATTEMPTS):
+            job, log = instance.start(header, body[:split], body[split:])
+            message = await _run(instance, job, log, request)
+            if not instance.not_begun(job, message, attempt):
+                break
+        reply, output = instance.finish(header, job, log, message)
+        await instance.recall()  # a client that was lent the session before must not go on in that
+        self.slots.used(slot)
+        return reply if "rid" in header else {**reply, **self._line(request, instance)}, output
 
     async def _restore(self, snapshot: str, slot: Slot) -> None:
         try:
@@ -192,7 +215,7 @@ class Service:
         header = request.header
         report = self.slots.release(int(header["slot"]), int(header["epoch"]))
         result = await asyncio.shield(asyncio.ensure_future(report))
-        await self.snapshots.collect({path for slot in self.slots.all for path in slot.layers})
+        await self.snapshots.collect(self.slots.layers_in_use)
         return result, b""
 
     async def _shutdown(self, _request: Request) -> Reply:
@@ -206,8 +229,7 @@ class Service:
         return {"snapshot": await self.snapshots.take(slot, instance, **wanted)}, b""
 
     async def _drop_snapshot(self, request: Request) -> Reply:
-        in_use = {path for slot in self.slots.all for path in slot.layers}
-        await self.snapshots.drop(str(request.header["snapshot"]), in_use)
+        await self.snapshots.drop(str(request.header["snapshot"]), self.slots.layers_in_use)
         return {}, b""
 
     async def _export_snapshot(self, request: Request) -> Reply:
@@ -250,15 +272,8 @@ async def _finish_or_undo(lease: asyncio.Future[Slot], slots: Slots) -> Slot:
         raise
 
 
-async def _exec(_slot: Slot, instance: Instance, request: Request, body: bytes) -> Reply:
-    header = request.header
-    split = int(header.get("command", len(body)))
-    for attempt in range(START_ATTEMPTS):
-        job, log = instance.start(header, body[:split], body[split:])
-        message = await _run(instance, job, log, request)
-        if not instance.not_begun(job, message, attempt):
-            break
-    return instance.finish(header, job, log, message)
+async def _cut(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
+    return await instance.cut_outcome(request.header)
 
 
 async def _run(instance: Instance, job: Job, log: str, request: Request) -> Message:

@@ -24,6 +24,8 @@ WINDOW = 8
 MAX_FRAME = 64 << 20
 MAX_HELLO = 16 << 10
 """A peer that has not shown its token yet cannot make the server hold more than this."""
+LINE_NUMBER = 8
+"""Bytes that come with each descriptor on a connection for descriptors."""
 
 Header = dict[str, Any]
 _LENGTHS = struct.Struct("!II")

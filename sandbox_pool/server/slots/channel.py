@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Union
 
 PACKET = 65536
+MAX_MESSAGE = 256 << 20
+"""No helper sends more; what is at the other end may have been taken over."""
 Value = Union[str, int, bytes]  # noqa: UP007 - evaluated, and Python 3.9 has no other way
 Fields = Sequence[tuple[str, Value]]
 
@@ -89,6 +91,17 @@ class Channel:
                 if len(self._unsent) == 1:
                     self._loop.add_writer(self._fd, self._writable)
 
+    def send_now(self, op: str, fields: Fields = (), raw: bytes = b"") -> bool:
+        """Send one packet at once, or nothing: False when it has no room, or nobody is there to take it."""
+        data = encode_message(op, fields, raw)
+        if self.closed or self._unsent or len(data) > PACKET:
+            return False
+        try:
+            self._sock.send(data, socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
     def _send_packet(self, packet: bytes, fds: list[int]) -> bool:
         """False when the socket is full; a peer that is gone shows up as end of file on the reading side."""
         if self.closed:
@@ -136,6 +149,9 @@ class Channel:
             self._expected = int.from_bytes(data[:4], "little")
             if len(data) - 4 == self._expected:  # the common case: one packet, one message
                 self._on_message(decode_message(data[4:]))
+                return
+            if self._expected > MAX_MESSAGE:
+                self._lost()
                 return
             self._partial = bytearray(data[4:])
         else:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError
 from . import shell
-from .channel import Channel, Message
-from .jobs import ALIVE_MS, BASH, Job, exit_code, next_number, shell_fields
+from .channel import Channel, Message, message_pair
+from .exec_messages import KEEPER_GRACE_S, ExecOutcome, begun, path_text, run_fields, run_message
+from .jobs import BASH, Job, next_number, shell_fields
 from .zygote import BuildError, failure_text
 
 if TYPE_CHECKING:
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 20.0
 LOGIN_MS, LOGIN_CHARS = 30_000, 2_000
 END_HEARD_S = 0.5
-MAX_PATH = 4096
-"""No `cd` can go to a longer one."""
 # LC_CTYPE and not LANG: the same UTF-8, and every shell starts with one locale file to open instead of a dozen.
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -52,7 +53,8 @@ class Instance:
         """The spec's name for `workdir` where the slot has no root of its own; else empty."""
         self.log_dir = log_dir
         self.shell_program = tuple(shell_program)
-        self.environment: dict[str, str] = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
+        self._base_environment = {**BASE_ENVIRONMENT, "HOME": home, "USER": "root", "LOGNAME": "root", **env}
+        self.environment: dict[str, str] = dict(self._base_environment)
         self._session_boot, self._process_boot = shell.session_boot(workdir), shell.process_boot(workdir)
         self.cwd = workdir
         """Of the session, as its last command left it."""
@@ -60,11 +62,24 @@ class Instance:
         """The job whose state the next shell starts from; 0 is the environment alone."""
         self._shell: Job | None = None
         """The session: the shell that ran the last command that ended, and waits."""
+        self._lent: Job | None = None
+        """The session while a client sends it commands on a line of its own."""
+        self._superseded = False
+        """A command beside the line has ended since the last one on it."""
+        self.line_running = False
+        self.line_used_s = 0.0
+        """When the last command on that line ended, as far as was heard."""
+        self._recalls: list[asyncio.Future[None]] = []
+        self._line_ended: Callable[[], None] | None = None
+        self._resting: Job | None = None
+        """The session while its keeper finds out whether it can be ended."""
         self.jobs: set[Job] = set()
         self.processes: dict[str, Job] = {}
         self.proxy: Proxy | None = None
         """The way out, for specs with network rules."""
         self.lost: str | None = None
+        self.hidden = 0
+        """What `PrivateFiles.changes` was when it was built."""
         self._names = itertools.count(1)
         self._states: list[asyncio.Future[Message]] = []
         loop = asyncio.get_running_loop()
@@ -102,13 +117,22 @@ class Instance:
                 future.set_exception(SlotError("lost", self.lost))
 
     def _set_fields(self) -> None:
-        self._session_fields = shell_fields(self.environment, self._session_boot, self.shell_program)
-        self._process_fields = shell_fields(self.environment, self._process_boot, self.shell_program)
+        folder = self.workdir if self.alias else ""
+        self._session_fields = shell_fields(self.environment, self._session_boot, self.shell_program, folder)
+        self._process_fields = shell_fields(self.environment, self._process_boot, self.shell_program, folder)
+
+    def add_environment(self, env: Mapping[str, str]) -> None:
+        """Variables that every lease of this instance has."""
+        self._base_environment.update(env)
+        self.set_environment({})
 
     def set_environment(self, env: Mapping[str, str]) -> None:
-        """Variables of the spec, on top of the minimal ones."""
-        self.environment.update(env)
-        self._set_fields()
+        """Variables of one lease, on top of those. A shell that waits with others is given up."""
+        environment = {**self._base_environment, **env}
+        if environment != self.environment:
+            self.environment = environment
+            self._set_fields()
+            self.cool_down()
 
     async def log_in(self, env: Mapping[str, str]) -> bytes:
         """Source the profiles as a login shell does; the state after it, in which `env` holds whatever they say."""
@@ -138,9 +162,7 @@ class Instance:
 
     def restore(self, state: bytes, cwd: str) -> None:
         """Go on from a state that was saved in another slot; empty: in a shell as the first one was."""
-        if self._shell is not None:
-            self._shell.discard()
-            self._shell = None
+        self.cool_down()
         number = 0
         if state:
             number = next_number()
@@ -160,6 +182,11 @@ class Instance:
         self.jobs.discard(job)
         if self._shell is job:
             self._shell = None
+        if self._lent is job:
+            self._line_over()
+        if self._resting is job:
+            self._resting = None
+            self._recalled()
         if not job.background and job.id != self.state and not self.lost:
             self.control.send("forget_state", [("id", job.id)])
 
@@ -179,8 +206,14 @@ class Instance:
 
     def warm_up(self) -> None:
         """Have a shell waiting, so that the next command need not wait for one."""
-        if self._shell is None and not self.lost:
+        if self._shell is None and self._lent is None and not self.lost:
             self._shell = Job(self, self._session_fields, state=self.state)
+
+    def cool_down(self) -> None:
+        """Let go of the shell that waits; the next one starts from the same state."""
+        if self._shell is not None:
+            self._shell.discard()
+            self._shell = None
 
     def spawn(self, terminal: tuple[int, int] | None) -> Job:
         """A shell for a background process, in the state of the session."""
@@ -195,24 +228,16 @@ class Instance:
         """Begin a command; its outcome arrives at the job's `exit`. Beside one that runs it gets a shell of its own."""
         self.check_alive()
         log = self.log_path()
-        fields: list[tuple[str, Any]] = [
-            ("timeout_ms", int(request.get("timeout_ms") or 0)),
-            ("max_chars", int(request["max_chars"])),
-            ("log", log),
-            ("alive_ms", int(request.get("alive_ms") or ALIVE_MS)),
-        ]
-        if not request.get("merge", True):
-            fields.append(("separate", 1))
-        fields += surroundings(request)
+        fields, raw = run_message(command, run_fields(request, log), stdin if request.get("stdin") else None)
         job, self._shell = self._shell, None
         if job is None:
             job = Job(self, self._session_fields, state=self.state)
-        job.run(command, fields, stdin if request.get("stdin") else None)
+        job.run(fields, raw)
         return job, log
 
     def not_begun(self, job: Job, message: Message, attempt: int) -> bool:
         """Whether the shell ended before it took the command. A state that no shell survives is given up."""
-        if message.number("begun", 1) or message.number("timed_out") or message.number("killed"):
+        if begun(message):
             return False
         job.discard()
         if attempt > 0:
@@ -221,9 +246,14 @@ class Instance:
 
     def finish(self, request: Mapping[str, Any], job: Job, log: str, message: Message) -> tuple[dict[str, Any], bytes]:
         """Response to an exec, and the slot's session after it: that of the command that ended last."""
-        facts, out, err, directory = _split_exit(message, int(request["max_chars"]), log)
-        if directory:
-            self.cwd = directory.decode("utf-8", "surrogateescape") if len(directory) <= MAX_PATH else self.workdir
+        outcome = ExecOutcome(message, request, log, cwd=self.cwd, workdir=self.workdir)
+        self.cwd = outcome.cwd
+        self._superseded = self._lent is not None and bool(message.number("shell"))
+        self._settle(job, message)
+        return outcome.reply, outcome.body
+
+    def _settle(self, job: Job, message: Message) -> None:
+        """The session goes on in this shell, or in a new one from the state it left."""
         if message.number("saved"):
             self._use_state(job.id)
         if message.number("shell"):
@@ -233,20 +263,106 @@ class Instance:
         else:
             job.discard()
             self.warm_up()
-        limit_us = int(request.get("timeout_ms") or 0) * 1000
-        timed_out = bool(message.number("timed_out") or (limit_us and message.number("us") >= limit_us))
-        code, signal_number = exit_code(message.number("status"), timed_out)
-        encoded = out.encode("utf-8", "replace")
-        reply = {
-            "code": code,
-            "signal": signal_number,
-            "timed_out": timed_out,
-            "cwd": self.cwd.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-            "us": message.number("us"),
-            "out": len(encoded),
-            "cut": facts,
-        }
-        return reply, encoded + err.encode("utf-8", "replace")
+
+    def lend(self, ended: Callable[[], None]) -> tuple[socket.socket, dict[str, Any]] | None:
+        """A line to the session for a client on this machine, and what it must know; None while a command runs.
+
+        `ended` is called when the line is over."""
+        if self._shell is None or self._lent is not None:
+            return None
+        self._lent, self._shell = self._shell, None
+        self._line_ended = ended
+        ours, theirs = message_pair()
+        self._lent.channel.send("lend", fds=[theirs.fileno()])
+        theirs.close()
+        self.line_used_s = time.monotonic()
+        return ours, {"cwd": self.cwd, "workdir": self.workdir, "logs": f"{self.log_dir}/{next(self._names)}-"}
+
+    def line_told(self, job: Job, message: Message) -> None:
+        """What the keeper says of its line: that it was used, that it is over, that a command still runs on it."""
+        if self._lent is not job:
+            return
+        self.line_running = bool(message.number("running"))
+        self.line_used_s = time.monotonic()
+        if self.line_running:
+            self._superseded = False
+        if self._superseded and not message.number("lent"):
+            self._line_over()
+            job.discard()
+            return
+        if message.raw and not self._superseded:
+            self.cwd = path_text(message.raw, self.workdir)
+        if message.number("lent"):
+            if message.number("saved") and not self._superseded:
+                self._use_state(job.id)
+            if message.number("recalled"):
+                self._recalled()
+            return
+        self._line_over()
+        self._settle(job, message)
+
+    def _line_over(self) -> None:
+        self._lent, self.line_running, self._superseded = None, False, False
+        if self._line_ended is not None:
+            self._line_ended()
+        self._recalled()
+
+    async def rest(self) -> None:
+        """End the shell of a session that waits, and start the next one from its state when a command comes. One that
+        has processes, or descriptors that a command opened in it, stays."""
+        await self.recall()
+        job = self._shell
+        if job is not None and not self.lost:
+            self._resting, self._shell = job, None
+            job.channel.send("rest")
+
+    def stays_awake(self, job: Job) -> None:
+        """Its shell is needed."""
+        if self._resting is job:
+            self._resting, self._shell = None, job
+            self._recalled()
+
+    def _recalled(self) -> None:
+        for future in self._recalls:
+            if not future.done():
+                future.set_result(None)
+        self._recalls.clear()
+
+    async def recall(self) -> None:
+        """Have the session back from the client it was lent to, unless a command of the client's still runs in it: then
+        it comes back when that ends, and until then other shells start from its last state."""
+        if self._lent is None and self._resting is None:
+            return
+        if self._lent is not None:
+            self._lent.channel.send("recall")
+        if not await self._heard():
+            await self.drop_line()
+
+    async def _heard(self) -> bool:
+        """Whether the keeper of the session answers in time."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._recalls.append(future)
+        await asyncio.wait([future], timeout=KEEPER_GRACE_S)
+        return future.done()
+
+    async def drop_line(self) -> None:
+        """Kill the session that was lent, with what its command started: its keeper did not do what it was told."""
+        job = self._lent or self._resting
+        if job is not None:
+            job.drop_keeper()
+            await self._heard()
+
+    async def cut_outcome(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Of a command on a line that was cut, or did not answer: killed with its keeper, unless the slot is gone."""
+        await self.drop_line()
+        await self.check_still_alive()
+        message = Message("exit", {"status": str(int(signal.SIGKILL)), "us": str(int(request["us"]))}, b"")
+        outcome = ExecOutcome(message, request, "", cwd=self.cwd, workdir=self.workdir)
+        return outcome.reply, outcome.body
+
+    def any_process_runs(self) -> bool:
+        """Whether a background process has not ended."""
+        return any(not job.exit.done() for job in self.processes.values())
 
     async def kill_all(self) -> int:
         """Kill every process of the slot, keep its files."""
@@ -272,52 +388,3 @@ class Instance:
             job.discard()
         self.processes.clear()
         self.control.close()
-
-
-def shown(head: bytes, tail: bytes, truncated: bool, chars: int, max_chars: int, log: str) -> tuple[str, int]:
-    """The text to show (40 % head, 60 % tail) and how many characters it leaves out."""
-    text = head.decode("utf-8", "replace")
-    if not truncated:
-        return text, 0
-    head_chars = max_chars * 2 // 5
-    tail_chars = max_chars - head_chars
-    omitted = chars - max_chars
-    ending = tail.decode("utf-8", "replace")
-    note = f"\n... [{omitted} of {chars} characters omitted; all of it is in {log}] ...\n"
-    return text[:head_chars] + note + (ending[-tail_chars:] if tail_chars else ""), omitted
-
-
-def _split_exit(message: Message, max_chars: int, log: str) -> tuple[dict[str, Any], str, str, bytes]:
-    """Truncation facts, stdout, stderr and the directory out of a keeper's exit message."""
-    position = 0
-    texts = []
-    facts: dict[str, Any] = {}
-    for name, path in (("out", log), ("err", f"{log}.stderr")):
-        head_size, tail_size = message.number(f"{name}_head"), message.number(f"{name}_tail", -1)
-        chars = message.number(f"{name}_chars")
-        head = message.raw[position : position + head_size]
-        position += head_size
-        tail = message.raw[position : position + max(tail_size, 0)]
-        position += max(tail_size, 0)
-        text, omitted = shown(head, tail, tail_size >= 0, chars, max_chars, path)
-        texts.append(text)
-        if tail_size >= 0:
-            facts[name] = {"total": chars, "omitted": omitted, "log": path}
-    return facts, texts[0], texts[1], message.raw[position:]
-
-
-def surroundings(request: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The directory and the variables of one command alone."""
-    env = check_env(request.get("env"))
-    fields: list[tuple[str, Any]] = [("set", f"{name}={value}") for name, value in env.items()]
-    if request.get("cwd") is not None:
-        fields.append(("cwd", request["cwd"]))
-    return fields
-
-
-def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Variables for one command; a name bash cannot hold is the caller's mistake."""
-    for name in env or {}:
-        if not shell.valid_env_name(name):
-            raise SlotError("refused", f"not a name for an environment variable: {name!r}")
-    return dict(env or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
-import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 BASH = "/bin/bash"
-ALIVE_MS = 10_000
-"""How often a running command says so, unless asked otherwise."""
 _numbers = itertools.count(1)
 
 
@@ -30,13 +28,25 @@ def next_number() -> int:
     return next(_numbers)
 
 
-def shell_fields(environment: Mapping[str, str], boot: str, program: Sequence[str]) -> bytes:
+DROPPED = (
+    "GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LD_AUDIT", "LD_BIND_NOT", "LD_BIND_NOW", "LD_DEBUG",
+    "LD_DEBUG_OUTPUT", "LD_DYNAMIC_WEAK", "LD_LIBRARY_PATH", "LD_ORIGIN_PATH", "LD_PRELOAD", "LD_PROFILE",
+    "LD_PROFILE_OUTPUT", "LD_SHOW_AUXV", "LD_USE_LOAD_BIAS", "LD_VERBOSE", "LD_WARN", "LOCALDOMAIN", "LOCPATH",
+    "MALLOC_CHECK_", "MALLOC_PERTURB_", "MALLOC_TRACE", "NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS",
+    "TMPDIR", "TZDIR",
+)  # fmt: skip
+"""Variables that the C library takes from a shell which others cannot look into (helper/hidden.c), as it does where a
+program has more rights than its user. The shell sets them again, for the programs that it starts."""
+
+
+def shell_fields(environment: Mapping[str, str], boot: str, program: Sequence[str], folder: str) -> bytes:
     """How a shell is to be started: made once per environment, used for every one."""
     # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
     fields: list[tuple[str, Any]] = [("program", program[0])]
-    fields += [("arg", word) for word in (*program, "-c", shell.START, "bash")]
+    fields += [("arg", word) for word in (*program, "-c", shell.start(folder), "bash")]
     fields += [("env", f"{name}={value}") for name, value in environment.items()]
-    fields.append(("env", f"__hermes={boot}"))
+    exports = "".join(f"export {name}={shlex.quote(environment[name])};" for name in DROPPED if name in environment)
+    fields.append(("env", f"__hermes={exports}{boot}"))
     return encode_fields(fields)
 
 
@@ -81,6 +91,10 @@ class Job:
             if not self.exit.done():  # its shell ended while it waited: a command that is on its way there is not begun
                 self.exit.set_result(Message("exit", {"begun": "0"}, b""))
             self._finish()
+        elif message.op == "awake":
+            self.instance.stays_awake(self)
+        elif message.op == "line":
+            self.instance.line_told(self, message)
         elif message.op == "alive":
             if self.on_alive is not None:
                 self.on_alive(message.number("us") / 1e6)
@@ -129,17 +143,12 @@ class Job:
         self.channel.close()
         self.instance.job_ended(self)
 
-    def run(self, command: bytes, fields: Fields = (), stdin: bytes | None = None) -> None:
-        """Hand the waiting shell a command; its outcome arrives at `exit`."""
-        if b"\0" in command:
-            raise SlotError("refused", "a command cannot hold a NUL character")
+    def run(self, fields: Fields, raw: bytes) -> None:
+        """Hand the waiting shell a command (`run_message`); its outcome arrives at `exit`."""
         if self.exit.done():
             self.exit = self._loop.create_future()
         self._began = time.monotonic()
-        if stdin is None:
-            self.channel.send("run", fields, command)
-        else:
-            self.channel.send("run", [*fields, ("stdin", 1), ("command", len(command))], command + stdin)
+        self.channel.send("run", fields, raw)
 
     def kill(self) -> None:
         """Kill the command and everything it started, nothing else."""
@@ -156,7 +165,12 @@ class Job:
 
     def drop(self) -> None:
         """Kill it from outside: its keeper did not do what it was told in time, perhaps because the slot stopped it."""
-        if not self.exit.done() and not self.instance.lost:
+        if not self.exit.done():
+            self.drop_keeper()
+
+    def drop_keeper(self) -> None:
+        """The same, whatever it is doing."""
+        if not self.instance.lost:
             self.instance.control.send("drop", [("id", self.id)])
 
     async def log(self, offset: int, limit: int | None) -> Message:
@@ -172,13 +186,3 @@ class Job:
     def discard(self) -> None:
         """Let go; its keeper kills the shell, and what a command that still runs has started."""
         self._finish()
-
-
-def exit_code(status: int, timed_out: bool) -> tuple[int, int | None]:
-    """Exit code as bash gives it, and the signal when one ended the shell itself."""
-    if timed_out:
-        return 124, None
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return 128 + number, number
-    return os.WEXITSTATUS(status), None

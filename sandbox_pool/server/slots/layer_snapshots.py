@@ -212,18 +212,20 @@ class SnapshotStore:
         self._snapshots[name] = snapshot
         return name
 
-    async def drop(self, name: str, in_use: set[str]) -> None:
+    async def drop(self, name: str, in_use: Callable[[], set[str]]) -> None:
         """Forget a snapshot; its layers go when no slot and no other snapshot stands on them."""
         self._snapshots.pop(name, None)
         await self.collect(in_use)
 
-    async def collect(self, in_use: set[str]) -> None:
-        """Remove layers nobody needs."""
-        needed = {path for snapshot in self._snapshots.values() for path in snapshot.layers} | in_use
+    async def collect(self, in_use: Callable[[], set[str]]) -> None:
+        """Remove layers nobody needs; which ones slots stand on is asked only where there are layers."""
+        there = [entry for entry in os.listdir(self._directory) if not entry.startswith(".")]
+        needed = {path for snapshot in self._snapshots.values() for path in snapshot.layers}
+        needed |= in_use() if there else set()
         unused = []
-        for entry in os.listdir(self._directory):
+        for entry in there:
             path = os.path.join(self._directory, entry)
-            if path not in needed and not entry.startswith("."):
+            if path not in needed:
                 unused.append(self._new_directory())
                 os.rename(path, unused[-1])  # hidden: a request that comes meanwhile does not remove it again
         await _remove(unused)

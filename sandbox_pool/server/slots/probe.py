@@ -13,13 +13,14 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..faults import SlotError
+from ..faults import SlotError, TimedOut
 from ..images.below import make_below
 from ..images.user_ids import run_module, subordinate_ids
 from ..isolation.cgroups import Cgroups
-from ..isolation.host_view import build_view, hide_private
+from ..isolation.host_view import build_view
 from ..isolation.layers import make_layers_dir
 from ..isolation.levels import RANK, Level, Place, candidates, choose_uids
+from ..isolation.private_files import PrivateFiles
 from .slots import Builder, prove_shell
 from .zygote import BuildError, Zygote
 
@@ -112,20 +113,20 @@ def unpack_helper(scratch: str) -> str:
     return path
 
 
-def _prepare(scratch: str) -> Place:
+def _prepare(scratch: str, slots: int) -> Place:
     run_dir, layers = os.path.join(scratch, "run"), make_layers_dir(scratch)
     os.makedirs(os.path.join(run_dir, "m"), exist_ok=True)
     os.chmod(run_dir, 0o755)
     parts = build_view(os.path.join(layers, "views", "view"))
     os.chmod(os.path.join(layers, "views"), 0o755)
-    place = Place(scratch, layers, tuple(parts), *choose_uids(scratch), subordinate_ids() is not None)
+    place = Place(scratch, layers, tuple(parts), *choose_uids(scratch, slots), subordinate_ids() is not None)
     make_below(place.below_images)
     return place
 
 
-async def find_host(scratch: str, minimum: str, forced: str | None) -> Host:
+async def find_host(scratch: str, slots: int, minimum: str, forced: str | None) -> Host:
     """The strongest level that works. Refuses when it is weaker than `minimum`."""
-    place = _prepare(scratch)
+    place = _prepare(scratch, slots)
     cgroups = Cgroups(scratch)
     cgroups.setup()
     found: list[Host] = []
@@ -163,9 +164,9 @@ async def _probe(builder: Builder) -> str | None:
     """None when a slot at this level can be built, run a command and be destroyed; else what went wrong."""
     try:
         if builder.level.namespaces and not builder.level.stranger:
-            hide_private(os.path.join(builder.place.views, "view"), list(builder.place.parts))
+            builder.private = PrivateFiles(os.path.join(builder.place.views, "view"), builder.place.parts)
         instance = await builder.build(0, PROBE_SPEC, ())
-    except (TimeoutError, BuildError, OSError) as error:
+    except (TimedOut, BuildError, OSError) as error:
         return str(error) or type(error).__name__
     try:
         problem = await prove_shell(instance)

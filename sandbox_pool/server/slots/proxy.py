@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from ..faults import SlotError
+from ..faults import SlotError, TimedOut
 from ..network_rules import Address, Rule, allowed, as_address, normal_host, parse_port, refusal, rules_of
 from .file_worker import Worker
 from .instance import Instance
@@ -36,7 +36,7 @@ CHUNK = 64 << 10
 HEAD_S, RESOLVE_S, CONNECT_S, IDLE_S = 30.0, 20.0, 20.0, 300.0
 LINGER_S, LINGER_BYTES = 2.0, 4 << 20
 MAX_ADDRESSES = 4
-FAILED = (OSError, asyncio.TimeoutError)
+FAILED = (OSError, TimedOut)
 """Two things before Python 3.11."""
 DEFAULT_MAX_MB = 4096
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -44,6 +44,7 @@ _REQUEST = re.compile(rf"({_TOKEN}) (\S+) HTTP/1\.[01]")
 _HEADER = re.compile(rf"({_TOKEN}):[ \t]*([^\x00\r\n]*?)[ \t]*")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/?#@\[\]\\]+)(?::(\d{1,5}))?")
 _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "upgrade", "host"}
+_TEXT = bytes([9, 10, 13, *range(32, 127)])
 _STATUS = {400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway"}
 _resolvers = ThreadPoolExecutor(8, "resolve")
 """Apart from the threads that remove files: names that nobody answers for must not hold those up."""
@@ -121,7 +122,7 @@ class Proxy:
             head = f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
             writer.write(f"{head}{error}\n".encode())
             await _linger(reader, writer)
-        except (*FAILED, EOFError, ValueError):
+        except (*FAILED, EOFError, ValueError, asyncio.LimitOverrunError):
             pass  # either side went away, stalled or sent no request: this connection ends, nothing else does
         finally:
             await _finish(writer)
@@ -190,15 +191,48 @@ class Proxy:
     async def _from_slot(
         self, target: Target, reader: asyncio.StreamReader, to_there: asyncio.StreamWriter, counts: dict[str, int]
     ) -> None:
-        """What the program sends. Many hosts share addresses: a TLS greeting must not name one that is not allowed."""
+        """What the program sends. Many hosts share addresses: neither TLS nor HTTP may name one that is not allowed."""
         greeting = await asyncio.wait_for(_greeting(reader), IDLE_S)
+        if _is_request(greeting) and not allowed(self.rules, "any.name", target.port):
+            await self._request_in_tunnel(target, greeting, reader, to_there, counts)
+            return
         name = server_name(greeting)
-        if name is not None and name != target.host and not allowed(self.rules, name, target.port):
-            self._note(Target(name, target.port), "not allowed")
-            raise ConnectionAbortedError("another host by TLS")
+        if name is not None:
+            self._check_named(target, Target(name, target.port))
         self._spend(counts, "sent_bytes", len(greeting))
         to_there.write(greeting)
         await self._copy(reader, to_there, counts, "sent_bytes")
+
+    def _check_named(self, target: Target, named: Target) -> None:
+        if named.host != target.host and not allowed(self.rules, named.host, named.port):
+            self._note(named, "not allowed")
+            raise ConnectionAbortedError("another host than the one that the connection is for")
+
+    async def _request_in_tunnel(
+        self,
+        target: Target,
+        first: bytes,
+        reader: asyncio.StreamReader,
+        to_there: asyncio.StreamWriter,
+        counts: dict[str, int],
+    ) -> None:
+        """As through the proxy itself: one request, for the host it names. What no proxy passes on ends the tunnel."""
+        head = first.lstrip(b"\r\n")
+        while not head.endswith(b"\r\n\r\n"):
+            if not head.endswith(b"\r\n") or len(head) > MAX_HEAD:
+                raise ConnectionAbortedError("not a request")
+            head += await asyncio.wait_for(reader.readuntil(b"\n"), HEAD_S)
+        try:
+            method, path, headers = _parse_head(head.decode("latin-1"))
+            length, chunked = _body_of(headers)
+            hosts = [value for name, value in headers if name.lower() == "host"]
+            if len(hosts) != 1 or not path.startswith(("/", "*")):
+                raise ConnectionAbortedError("a request for no host, or for several")
+            self._check_named(target, _target(hosts[0], target.port))
+        except Refused as error:
+            raise ConnectionAbortedError(str(error)) from None
+        self._send_head(f"{method} {path}", hosts[0], headers, to_there)
+        await self._send_body(length, chunked, reader, to_there, counts)
 
     async def _forward(
         self,
@@ -214,14 +248,29 @@ class Proxy:
         there, to_there = await self._open(target)
         counts = self._note(target)
         try:
-            lines = [f"{request} HTTP/1.1", f"Host: {authority}", *_end_to_end(headers), "Connection: close"]
-            to_there.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-            body = (
-                self._chunks(reader, to_there, counts) if chunked else self._exactly(length, reader, to_there, counts)
-            )
+            self._send_head(request, authority, headers, to_there)
+            body = self._send_body(length, chunked, reader, to_there, counts)
             await _both(body, self._copy(there, writer, counts, "received_bytes"))
         finally:
             await _finish(to_there)
+
+    @staticmethod
+    def _send_head(request: str, authority: str, headers: Headers, to_there: asyncio.StreamWriter) -> None:
+        lines = [f"{request} HTTP/1.1", f"Host: {authority}", *_end_to_end(headers), "Connection: close"]
+        to_there.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+
+    async def _send_body(
+        self,
+        length: int,
+        chunked: bool,
+        reader: asyncio.StreamReader,
+        to_there: asyncio.StreamWriter,
+        counts: dict[str, int],
+    ) -> None:
+        if chunked:
+            await self._chunks(reader, to_there, counts)
+        else:
+            await self._exactly(length, reader, to_there, counts)
 
     def _spend(self, counts: dict[str, int], direction: str, size: int) -> None:
         counts[direction] += size
@@ -365,14 +414,26 @@ def _end_to_end(headers: Headers) -> list[str]:
 
 
 async def _greeting(reader: asyncio.StreamReader) -> bytes:
-    """What the program says first; of TLS the whole first record."""
-    data = await reader.read(CHUNK)
-    while data[:1] == b"\x16" and len(data) < 5 + int.from_bytes(data[3:5].ljust(2, b"\0"), "big"):
-        more = await reader.read(CHUNK)
-        if not more:
-            break
-        data += more
+    """What the program says first: of TLS the whole first record, of text the first line that is not empty."""
+    data = b""
+    try:
+        data = await reader.readexactly(1)
+        if data == b"\x16":
+            data += await reader.readexactly(4)
+            return data + await reader.readexactly(int.from_bytes(data[3:5], "big"))
+        while data[-1:] in _TEXT and not data.strip() and len(data) < MAX_HEAD:
+            data += await reader.readexactly(1)
+        if data[-1:] in _TEXT:
+            data += await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as ended:
+        data += ended.partial
     return data
+
+
+def _is_request(greeting: bytes) -> bool:
+    """Whether a server could take this line for a request by HTTP, of whatever version."""
+    words = greeting.upper().split()
+    return len(words) > 1 and (words[-1].startswith(b"HTTP/") or words[1][:1] in b"/*" or b"://" in words[1])
 
 
 def server_name(greeting: bytes) -> str | None:

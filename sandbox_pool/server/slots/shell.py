@@ -20,14 +20,21 @@ FD_WAKE, FD_REPORT, FD_STATE, FD_SCRIPT, FD_INPUT, FD_OUT = range(240, 246)
 PIPES = 6
 """For output, from FD_OUT on. A command that leaves processes behind leaves its pipe to them."""
 
-START = 'eval "$__hermes"'
-"""Argument of `bash -c`; what it evaluates comes from the environment, so that process lists stay readable."""
+_START = 'eval "$__hermes"'
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def quote(text: str) -> str:
     """`text` as one word of bash."""
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+def start(folder: str = "") -> str:
+    """Argument of `bash -c`; what it evaluates comes from the environment, so that process lists stay readable.
+
+    Where slots share the host's processes it names the slot's folder, because nobody can read a shell's environment.
+    """
+    return f": {quote(folder)}; {_START}" if folder else _START
 
 
 def valid_env_name(name: str) -> bool:
@@ -73,22 +80,37 @@ _WAIT = f"builtin read -r -u {FD_WAKE}"
 _READ = f"builtin read -r -d '' -u {FD_SCRIPT}"
 
 
-def _save(status: str) -> str:
-    """Write the state, then report: the word that only this command was given, its status, its directory."""
+# Bash writes each line of a builtin's output by itself, so all options are one line: those that are on. Whoever reads
+# it switches off what is not among them.
+_OPTIONS = _join(
+    'printf \'%s%s:%s%s\\n\' "__hermes_on=:" "$SHELLOPTS" "$BASHOPTS:; "'
+    " 'for REPLY in ${SHELLOPTS//:/ }; do [[ $__hermes_on == *:$REPLY:* ]] || set +o $REPLY; done; "
+    "for REPLY in ${BASHOPTS//:/ }; do [[ $__hermes_on == *:$REPLY:* ]] || shopt -u $REPLY; done; "
+    "for REPLY in ${__hermes_on//:/ }; do shopt -s $REPLY || set -o $REPLY; done; unset __hermes_on'",
+)
+
+
+def _write_state() -> str:
     # In this order it can be read back: no alias works and no function is there yet when something else is set.
-    state = ("set +o", "shopt -p", "declare -p", "umask -p", "trap -p", "alias -p", "declare -f")
+    state = (_OPTIONS, "declare -p", "umask -p", "trap -p", "alias -p", "declare -f")
     builtins = [f"builtin {part}" for part in ("shopt -u expand_aliases", *state, "printf '%s\\n' '#end'")]
-    return _join(
-        _READ,
-        f"{{ {_join(*builtins)}; }} >|{_STATE}",
-        f'builtin printf \'%s\\0%s\\0%s\\0\' "$REPLY" {status} "${{PWD-}}" >&{FD_REPORT}',
-    )
+    return f"{{ {_join(*builtins)}; }} >|{_STATE}"
+
+
+def _report(status: str) -> str:
+    """The word that only this command was given, its status, its directory."""
+    return f'builtin printf \'%s\\0%s\\0%s\\0\' "$REPLY" {status} "${{PWD-}}" >&{FD_REPORT}'
+
+
+def _save_and_end() -> str:
+    """For a shell that is about to end: its state first, its own end is the result."""
+    return _join(_READ, _write_state(), _report("exit"))
 
 
 _STATUS = '"${__hermes%%:*}"'
 _QUIET = ">/dev/null 2>&1"
 # For a command that ends the shell itself; one with a trap of its own takes care of its end.
-_LEFT = f"{{ {_SEE}; {_CLOSE}; {_save('exit')}; }} {_QUIET}"
+_LEFT = f"{{ {_SEE}; {_CLOSE}; {_save_and_end()}; }} {_QUIET}"
 _FORGET_TRAPS = "builtin trap - DEBUG ERR RETURN EXIT"
 
 
@@ -108,7 +130,7 @@ def _go_back(workdir: str) -> str:
 
 def session_boot(workdir: str) -> str:
     """A shell that takes commands until it is told no more."""
-    leave = _join(_save("exit"), f"REPLY={_STATUS}", _OPEN, "builtin exit $REPLY")
+    leave = _join(_save_and_end(), f"REPLY={_STATUS}", _OPEN, "builtin exit $REPLY")
     finished = _join(
         _SEE,
         _CLOSE,
@@ -117,7 +139,10 @@ def session_boot(workdir: str) -> str:
         # A trap of the command's own for its end is run by ending this shell.
         f"if [[ $REPLY && $REPLY != *__hermes* ]]; then {leave}; fi",
         _FORGET_TRAPS,
-        f"{{ {_save(_STATUS)}; }} || builtin exit {_STATUS}",
+        # The result need not wait for the state: the shell takes no other command before it is written.
+        f"{{ {_READ}; {_report(_STATUS)}; }} || builtin exit {_STATUS}",
+        _write_state(),
+        _report("saved"),
     )
     one = _join(
         'POSIXLY_CORRECT=1; builtin eval "$REPLY"; unset POSIXLY_CORRECT',

@@ -11,21 +11,26 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..faults import SlotError
+from ..faults import SlotError, TimedOut
 from ..host_files import remove_tree
 from ..images.below import is_brought, shell_layer, shells
 from ..isolation.cgroups import Cgroups
 from ..isolation.levels import Level, Place, build_fields, run_uid, slot_root
 from ..isolation.mounts import mount_fields
+from ..isolation.private_files import PrivateFiles
 from ..isolation.shared_memory import remove_shared_of
 from .channel import Message
-from .instance import Instance, check_env
+from .exec_messages import check_env
+from .instance import Instance
 from .jobs import BASH
 from .proxy import ENVIRONMENT, open_proxy
 from .zygote import BuildError, Zygote, slot_fields
 
 KILL_TIMEOUT_S = 10.0
 PROOF_TIMEOUT_S = 15.0
+MOST_WARM = 8
+"""Free slots that have a shell waiting: those that were given back last, which are leased first."""
+RESTS_AFTER_S = 1.0
 PROOF = b"echo $((6*7)); read -r word _ </proc/self/status; echo $word"
 
 
@@ -42,6 +47,12 @@ class Slot:
         """What the built instance was built for; another shape needs another instance."""
         self.outcomes: dict[str, asyncio.Future[Any]] = {}
         self.layers: tuple[str, ...] = ()
+        self.env: Mapping[str, str] = {}
+        """Of the last lease: most likely of the next one, too."""
+        self.rebuilding: asyncio.Task[None] | None = None
+        """Makes the next instance, from the moment on at which the last one was proven gone."""
+        self.unproven = ""
+        """Why that failed. Such a slot is never leased again."""
         self.memory_kills = 0
         """Of its cgroup, when the lease began."""
         self.calls = 0
@@ -49,15 +60,30 @@ class Slot:
         self.used_s = time.monotonic()
         """When the last one ended."""
 
+    @property
+    def stands(self) -> bool:
+        """Whether something is built on its layers, or is about to be."""
+        return self.instance is not None or self.rebuilding is not None or self.state != "free"
+
     def report(self) -> dict[str, Any]:
         """As listed to clients."""
         facts = {"slot": self.index, "state": self.state, "epoch": self.epoch, "task_id": self.task_id}
         return {**facts, "idle_s": self._idle_s()}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request or a background process is under way."""
+        instance = self.instance
+        return bool(self.calls or (instance is not None and (instance.line_running or instance.any_process_runs())))
+
+    @property
+    def last_used_s(self) -> float:
+        """When the last request ended, on a line too."""
+        return max(self.used_s, self.instance.line_used_s if self.instance is not None else 0.0)
+
     def _idle_s(self) -> float | None:
-        """For how long nobody has asked for anything; None while a request or a background process is under way."""
-        running = self.instance is not None and any(not job.exit.done() for job in self.instance.processes.values())
-        return None if self.calls or running else time.monotonic() - self.used_s
+        """For how long nobody has asked for anything; None while it is busy."""
+        return None if self.busy else time.monotonic() - self.last_used_s
 
 
 def shape_of(spec: Mapping[str, Any], layers: Sequence[str]) -> str:
@@ -66,12 +92,17 @@ def shape_of(spec: Mapping[str, Any], layers: Sequence[str]) -> str:
     return json.dumps([{key: spec.get(key) for key in keys}, list(layers)], sort_keys=True)
 
 
+def _has_mounts(shape: str) -> bool:
+    """Folders of the host may be gone before the next lease, which need not want them."""
+    return bool(json.loads(shape)[0]["mounts"])
+
+
 async def prove_shell(instance: Instance) -> str | None:
     """None when a command runs in the slot; else what was seen instead."""
     try:
         job, _ = instance.start({"max_chars": 1000}, PROOF, b"")
         message = await asyncio.wait_for(asyncio.shield(job.exit), PROOF_TIMEOUT_S)
-    except (TimeoutError, SlotError) as error:
+    except (TimedOut, SlotError) as error:
         return f"a command in the slot failed: {error or 'no answer'}"
     if message.number("status") != 0 or not message.raw.startswith(b"42\nName:\n"):
         text = message.raw[: message.number("out_head")].decode("utf-8", "replace").strip()
@@ -91,6 +122,8 @@ class Builder:
         """By whether there is an image."""
         self._shells: dict[tuple[str, str], tuple[str, ...]] = {}
         """By image and user: the shell that was seen to run there."""
+        self.private: PrivateFiles | None = None
+        """Hides the host's private files where slots could read them."""
         self.keep_out: list[str] = [place.scratch, place.layers]
         """What no spec may mount into a slot."""
 
@@ -127,6 +160,7 @@ class Builder:
             image = spec["image"]
             below = [*image["layers"], shell_layer(self.place.below_images)]
             spec = {**spec, "image": {**image, "layers": below}}
+        hidden = self.private.hide_new() if self.private else 0
         fields = build_fields(self.level, self.place, index, spec, layers)
         fields += self._mounts(spec.get("mounts") or ())
         fields += [("cgroup", path) for path in self.cgroups.prepare(index, spec)]
@@ -146,16 +180,21 @@ class Builder:
             env=self._environment(index, spec),
             shell_program=program,
         )
+        instance.hidden = hidden
         try:
             report = await instance.ready()
             self._prove_empty(report, bool(spec.get("image")))
             if spec.get("image"):
-                instance.set_environment({**self._of_image(spec, report), **self._environment(index, spec)})
+                instance.add_environment({**self._of_image(spec, report), **self._environment(index, spec)})
             await open_proxy(instance, spec.get("network") or "none", self.level.namespaces)
         except BaseException:
             await self.destroy(instance, index)
             raise
         return instance
+
+    def is_outdated(self, instance: Instance) -> bool:
+        """Whether private files appeared on the host since it was built."""
+        return self.private is not None and self.private.hide_new() != instance.hidden
 
     @staticmethod
     def _of_image(spec: Mapping[str, Any], report: Message) -> dict[str, str]:
@@ -215,7 +254,7 @@ class Builder:
         try:
             await asyncio.wait_for(self.zygote.wait_dead(instance.pid), KILL_TIMEOUT_S)
             self.zygote.forget(instance.pid)
-        except TimeoutError:
+        except TimedOut:
             problems.append(f"init {instance.pid} did not die")
         left = await self._end_rest(index)
         if left:
@@ -267,11 +306,20 @@ class Builder:
 class Slots:
     """All slots of this server."""
 
-    def __init__(self, count: int, builder: Builder) -> None:
+    def __init__(self, count: int, builder: Builder, most_shells: int) -> None:
+        self._most_shells = most_shells
+        """That wait in leased slots (0.4 MB each). With more, those that were not used for longest are put to rest."""
         self.all = [Slot(index) for index in range(count)]
         self._logins: dict[str, bytes] = {}
         """Shell state after the profiles of an image were sourced."""
         self.builder = builder
+        self._rebuilding = 0
+        self._warm: dict[Slot, Instance] = {}
+        """Free slots with a shell waiting, in the order in which they were given back."""
+        self._sessions: dict[Slot, None] = {}
+        """Leased slots with a shell, in the order in which they were used, as far as this server was asked."""
+        self._resting: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def get(self, index: int, epoch: int) -> Slot:
         """The slot, for the holder of this epoch only."""
@@ -281,6 +329,10 @@ class Slots:
                 "stale", f"slot {index} is {slot.state} with epoch {slot.epoch}; the lease of epoch {epoch} is over"
             )
         return slot
+
+    def layers_in_use(self) -> set[str]:
+        """Layers of snapshots that slots stand on."""
+        return {path for slot in self.all for path in slot.layers}
 
     def _at(self, index: int) -> Slot:
         if not 0 <= index < len(self.all):
@@ -309,20 +361,54 @@ class Slots:
         return slot
 
     async def _fit(self, slot: Slot, spec: Mapping[str, Any], layers: Sequence[str]) -> None:
+        if slot.rebuilding is not None:
+            await asyncio.wait([slot.rebuilding])
+        if slot.unproven:
+            raise BuildError(slot.unproven)
+        self._warm.pop(slot, None)
         shape = shape_of(spec, layers)
         login = self._login_key(slot, spec) if spec.get("login") else ""
         first = bool(login) and login not in self._logins
-        if slot.instance is not None and (slot.shape != shape or slot.instance.lost or first):
+        instance = slot.instance
+        if instance is not None and (
+            slot.shape != shape or instance.lost or first or self.builder.is_outdated(instance)
+        ):
             await self._clear(slot)
         if first:
             self._logins[login] = await self._log_in(slot, spec)
         if slot.instance is None:
             slot.instance = await self.builder.build(slot.index, spec, layers)
             slot.shape = shape
-        slot.instance.set_environment(check_env(spec.get("env")))
+        slot.env = check_env(spec.get("env"))
+        slot.instance.set_environment(slot.env)
         if login:
             slot.instance.restore(self._logins[login], slot.instance.workdir)
-        slot.instance.warm_up()
+        if len(self._sessions) < self._most_shells:
+            slot.instance.warm_up()
+            self._sessions[slot] = None
+
+    def used(self, slot: Slot) -> None:
+        """A command has run in this slot; perhaps it is time for others to rest."""
+        self._sessions.pop(slot, None)
+        self._sessions[slot] = None
+        self._rest_later()
+
+    def _rest_later(self) -> None:
+        if len(self._sessions) > self._most_shells and self._resting is None:
+            self._resting = asyncio.get_running_loop().call_later(RESTS_AFTER_S, self._rest_some)
+
+    def _rest_some(self) -> None:
+        """Those that were used lately, by whatever way, come last."""
+        self._resting = None
+        for slot in list(self._sessions)[: len(self._sessions) - self._most_shells]:
+            del self._sessions[slot]
+            if slot.busy or time.monotonic() - slot.last_used_s < RESTS_AFTER_S:
+                self._sessions[slot] = None
+            elif slot.instance is not None:
+                task = asyncio.get_running_loop().create_task(slot.instance.rest())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        self._rest_later()
 
     async def _clear(self, slot: Slot) -> None:
         instance, slot.instance = slot.instance, None
@@ -347,25 +433,49 @@ class Slots:
         """A lease that failed leaves nothing built."""
         instance, slot.instance = slot.instance, None
         problems = await self.builder.destroy(instance, slot.index) if instance is not None else []
-        slot.state = "quarantined" if problems else "free"
+        slot.state = "quarantined" if problems or slot.unproven else "free"
         slot.task_id = ""
 
     async def release(self, index: int, epoch: int) -> dict[str, Any]:
-        """Reset: kill, drop the layer, build a new slot and prove it empty. Without proof it is never leased again."""
+        """Reset: kill, drop the layer, prove both. The next slot is built while nobody waits for it, and proven empty
+        before it is leased. Without proof it is never leased again."""
         slot = self.get(index, epoch)
         started = time.monotonic()
         slot.state = "resetting"
         slot.outcomes.clear()
+        self._sessions.pop(slot, None)
         instance, slot.instance = slot.instance, None
         problems: list[str] = []
         try:
             if instance is not None:
                 problems = await self.builder.destroy(instance, index)
-            if not problems and self.builder.level.namespaces and not slot.layers:
-                slot.instance = await self.builder.build(index, json.loads(slot.shape)[0], ())
-                slot.shape = shape_of(json.loads(slot.shape)[0], ())
-        except (TimeoutError, BuildError, OSError) as error:
+        except OSError as error:
             problems.append(str(error) or type(error).__name__)
         slot.state = "quarantined" if problems else "free"
         slot.task_id = ""
+        if not problems and self.builder.level.namespaces and not slot.layers and not _has_mounts(slot.shape):
+            slot.rebuilding = asyncio.get_running_loop().create_task(self._rebuild(slot))
         return {"clean": not problems, "problems": problems, "duration_s": time.monotonic() - started}
+
+    async def _rebuild(self, slot: Slot) -> None:
+        """Build for a lease like the last one."""
+        spec = json.loads(slot.shape)[0]
+        self._rebuilding += 1
+        try:
+            slot.instance = await self.builder.build(slot.index, spec, ())
+        except (TimedOut, BuildError, SlotError, OSError) as error:
+            slot.unproven = f"slot {slot.index} was not proven empty: {error or type(error).__name__}"
+            slot.state = "quarantined" if slot.state == "free" else slot.state
+            return
+        finally:
+            slot.rebuilding = None
+            self._rebuilding -= 1
+        if slot.state == "free" and not self._rebuilding:  # with many at once nobody can tell which is leased next
+            self._warm_up(slot, slot.instance)
+
+    def _warm_up(self, slot: Slot, instance: Instance) -> None:
+        instance.set_environment(slot.env)
+        instance.warm_up()
+        self._warm[slot] = instance
+        if len(self._warm) > MOST_WARM:
+            self._warm.pop(next(iter(self._warm))).cool_down()

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import string
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent_loop.tools.files import patch
 from agent_loop.tools.toolsets import CATALOG
 from agent_loop.turn.tool_call import ToolStatus
 
@@ -66,6 +68,17 @@ async def test_climbing_out_by_dots_is_only_a_path_in_the_slot(tools):
     outside = await tools("read_file", path="../" * 30 + "etc/hostname")
     inside = await tools.sandbox.exec("cat /etc/hostname", timeout_s=5)
     assert outside.get("content", "1|").split("\n")[0] == "1|" + inside.output.split("\n")[0]
+
+
+@pytest.mark.parametrize("step", ["parse_patch", "apply_changes", "_report"])
+async def test_a_long_patch_of_a_small_file_does_not_hold_the_event_loop(tools, monkeypatch, step):
+    """Scripts can send megabytes, which take seconds to read."""
+    real, threads = getattr(patch, step), []
+    monkeypatch.setattr(patch, step, lambda *given: (threads.append(threading.current_thread()), real(*given))[1])
+    text = "*** Begin Patch\n*** Add File: new\n" + "+line\n" * 50_000 + "*** End Patch"
+    assert (await tools("patch", mode="patch", patch=text))["success"] is True
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_a_hundred_megabytes_of_output_are_bounded(tools):

@@ -141,6 +141,30 @@ def test_a_bare_text_for_the_only_parameter_a_list_is_wrapped_too():
     )
 
 
+@pytest.mark.parametrize(
+    ("raw", "choices", "meant"),
+    [("horror", ["Horror", "War"], "Horror"), (True, ["True", "False"], "True"), (False, ["true", "false"], "false")],
+)
+def test_a_choice_in_another_case_is_the_one_it_can_only_mean(raw, choices, meant):
+    schema = {"type": "object", "properties": {"x": {"type": "string", "enum": choices}}}
+    assert normalize({"x": raw}, "f", schema) == Normalized({"x": meant}, ("enum_spelling",))
+
+
+@pytest.mark.parametrize(("raw", "choices"), [("x", ["a"]), ("a ", ["a"]), ("READ", ["Read", "read"]), (True, [1.5])])
+def test_a_choice_that_could_mean_two_or_none_is_refused(raw, choices):
+    schema = {"type": "object", "properties": {"x": {"enum": choices}}}
+    assert normalize({"x": raw}, "f", schema).arguments is None
+
+
+def test_the_choices_of_a_list_are_those_of_its_items():
+    schema = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "string"}, "enum": ["a", "b"]}}}
+    assert normalize({"x": ["b", "a"]}, "f", schema) == Normalized({"x": ["b", "a"]})
+    assert "'c' is not one of" in (normalize({"x": ["a", "c"]}, "f", schema).error or "")
+    whole = {"type": "object", "properties": {"x": {"type": "array", "enum": [["a"], ["b"]]}}}
+    assert normalize({"x": ["a"]}, "f", whole).schema_valid
+    assert normalize({"x": ["a", "b"]}, "f", whole).arguments is None
+
+
 def test_the_default_that_a_schema_names_is_valid_as_written():
     schema = {
         "type": "object",

@@ -8,6 +8,7 @@ import json
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -40,7 +41,10 @@ class Entry:
             "memory": asked.get("memory") or 1,
             "disk": asked.get("disk") or 3,
         }
-        kept = {name: asked.get(name) for name in ("snapshot", "autoStopInterval", "autoDeleteInterval", "buildInfo")}
+        kept = {name: asked.get(name) for name in ("snapshot", "autoStopInterval", "autoDeleteInterval")}
+        if asked.get("buildInfo"):
+            times = {"createdAt": self.created, "updatedAt": self.created}
+            kept["buildInfo"] = {**asked["buildInfo"], **times, "snapshotRef": f"built-{self.id}"}
         return {
             **fixed,
             **sizes,
@@ -56,6 +60,13 @@ class Entry:
         }
 
 
+def _image(asked: dict[str, Any]) -> str | None:
+    """The snapshot that is named, or the base of the Dockerfile that the SDK makes of an image's name."""
+    lines = ((asked.get("buildInfo") or {}).get("dockerfileContent") or "").split("\n")
+    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    return asked.get("snapshot") or (bases[0] if bases else None)
+
+
 class DaytonaEmulator:
     """`async with DaytonaEmulator() as daytona`: serves at `daytona.url`. Its clock goes on by `pass_minutes` alone."""
 
@@ -63,6 +74,8 @@ class DaytonaEmulator:
         self.url = ""
         self._minute = 0.0
         self.entries: dict[str, Entry] = {}
+        self.images: dict[str, Path] = {}
+        """Snapshots and images that are known by name -> what is in them; the default snapshot has no name."""
         self.lose_answers_to: set[str] = set()
         """Paths whose next request is carried out and not answered."""
         app = web.Application(client_max_size=1 << 30, middlewares=[self._checked])
@@ -133,7 +146,11 @@ class DaytonaEmulator:
         if asked["name"] in self.running:
             message = f"Sandbox with name {asked['name']} already exists"
             return web.json_response({"message": message, "statusCode": 409}, status=409)
-        entry = Entry(asked, EmulatedSandbox(), active_minute=self._minute)
+        image = _image(asked)
+        if image and image not in self.images:
+            return web.json_response({"message": f"Snapshot {image} not found", "statusCode": 404}, status=404)
+        box = EmulatedSandbox(self.images[image]) if image else EmulatedSandbox()
+        entry = Entry(asked, box, active_minute=self._minute)
         self.entries[entry.id] = entry
         await entry.box.start()
         return web.json_response(entry.shown(self.url))

@@ -1,4 +1,4 @@
-"""One emulated sandbox: processes, mounts and network of its own, and a /tmp that goes with it."""
+"""One emulated sandbox: processes, mounts and network of its own, its own /tmp, and the files of its image in /srv."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
-SCRIPT = "mount -t tmpfs -o mode=1777 tmpfs /tmp && ip link set lo up && echo ready && exec sleep infinity"
-INIT = ["unshare", "--pid", "--mount", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SCRIPT]
+SCRIPT = (
+    'mount --bind "$1" /srv && mount -t tmpfs -o mode=1777 tmpfs /tmp && ip link set lo up && echo ready && '
+    "exec sleep infinity"
+)
+INIT = ["unshare", "--pid", "--mount", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SCRIPT, "sh"]
 CLONE_NEWNET = 0x40000000
 
 
 class EmulatedSandbox:
     """Runs from `start` until `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, image: Path = Path("/srv")) -> None:
+        self._image = image
         self._outer: asyncio.subprocess.Process | None = None
         self._pid = 0
 
@@ -28,7 +32,7 @@ class EmulatedSandbox:
         """Returns when commands can be run in it."""
         pipe = asyncio.subprocess.PIPE
         self._outer = await asyncio.create_subprocess_exec(
-            *INIT, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+            *INIT, self._image, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
         )
         assert self._outer.stdout is not None
         assert await self._outer.stdout.readline() == b"ready\n", "no namespaces for a sandbox"

@@ -39,3 +39,4 @@ def test_any_group_survives_the_wire_exactly(rows: list[list[float]], params: di
         "messages": None,
     }
     assert json.loads(gzip.decompress(encode_group(group, None))) == {**group, "env_id": None}
+    assert json.loads(encode_group(group, None, compress=False)) == {**group, "env_id": None}

@@ -86,6 +86,7 @@ async def model() -> AsyncIterator[MortalModel]:
     await made.stop()
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 async def test_kills_at_random_moments_never_yield_a_wrong_sample_or_a_leak(
     mortal_api: RunApi, model: MortalModel, tmp_path: Path

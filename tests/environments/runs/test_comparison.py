@@ -13,6 +13,7 @@ from agent_loop.records.record import RolloutRecord
 from environments.errors import UsageError
 from environments.runs.comparison import by_category, compare, read_run, render
 from environments.runs.intervals import sign_test, t_quantile, wilson
+from support.cli_verb import run_verb
 
 
 def rollout(item: str, score: float | None, category: str = "", sample: int = 0) -> RolloutRecord:
@@ -157,3 +158,11 @@ def test_a_folder_of_runs_is_read_as_one(tmp_path: Path) -> None:
     assert [record.rollout_id for record in read_run(tmp_path)] == ["x/0", "x/1"]
     with pytest.raises(UsageError, match=r"no rollouts\.jsonl"):
         read_run(tmp_path / "nowhere")
+
+
+def test_runs_without_a_common_item_are_not_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rollouts.jsonl").write_bytes(rollout(name, 1.0).to_json() + b"\n")
+    with pytest.raises(UsageError, match=r"no item in common \(1 and 1 items\)"):
+        run_verb("compare", str(tmp_path / "a"), str(tmp_path / "b"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +19,13 @@ from agent_loop.records.record import RolloutRecord
 from environments.apps.cli import main as cli
 from environments.runs.batch import process_run
 from environments.runs.live import LiveRun, LiveServer
-from environments.runs.status import StatusFile
+from environments.runs.status import StatusFile, add_figures
 from support.axe import faults
 from support.browser import opened
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, standin_model
 from support.learn_entries import evaluation, step
+from support.pool_wait import eventually
 from support.records import make_record
 from support.token_records import tokenized
 
@@ -80,10 +83,23 @@ async def test_process_tells_what_it_does_and_that_it_ended(tmp_path: Path) -> N
     assert facts["rollouts"] == "8"
 
 
+async def test_a_run_tells_that_it_runs_from_its_start_on(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path)
+    async with StatusFile(tmp_path, "process", dict):
+        await eventually(run.look)
+        assert run.facts()["run"].endswith(": running")
+    run.look()
+    assert run.facts()["run"].endswith(": ended")
+
+
 async def test_facts_of_serve_and_of_learn_are_told(tmp_path: Path) -> None:
-    told = {"step": 3, "queue": 5, "unsent": 1, "running": 2, "rejected": {"no_signal": 4}}
+    told = {"step": 3, "queue": 5, "sent": 6, "unsent": 1, "running": 2, "rejected": {"no_signal": 4}}
     slots = dict.fromkeys(("slots_leased", "slots_free", "slots_resetting", "slots_quarantined"), 1)
+    learning = {"doing": "evaluating after step 2", "evaluated": (12, 33), "weights": "2", "sampled_tokens": 4096}
+    learning |= dict.fromkeys(slots, 0) | {"tokens_per_s": 94.6, "waiting_for_slots": 1, "slots_leased": 8}
     async with StatusFile(tmp_path, "serve", lambda: told | slots | {"waiting_for_slots": 7}):
+        pass
+    async with StatusFile(tmp_path, "learn", lambda: learning):
         pass
     lines = (evaluation(0, 0.1), step(1, loss=0.25), step(2, loss=0.125))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -91,12 +107,28 @@ async def test_facts_of_serve_and_of_learn_are_told(tmp_path: Path) -> None:
     run.look()
     facts = run.facts()
     assert facts["queue of run-api"] == "5 groups, 1 not sent yet"
+    assert facts["groups sent"] == "6"
     assert facts["groups not sent"] == "4 no_signal"
-    assert facts["slots"] == "1 leased, 1 free, 1 resetting, 1 broken"
-    assert facts["waiting for slots"] == "7"
+    assert facts["run"].startswith("learn, process ")
+    assert facts["now"] == "evaluating after step 2: 12 of 33 tasks"
+    assert facts["model"] == "weights 2, 4,096 tokens sampled, 95 a second while it samples"
+    assert facts["slots"] == "9 leased, 1 free, 1 resetting, 1 broken"
+    assert facts["waiting for slots"] == "8"
     assert facts["step"] == "2, loss 0.1250"
     assert run.curves()["loss"] == [(1, 0.25), (2, 0.125)]
     assert run.curves()["held-out success"] == [(0, 0.1)]
+
+
+def test_what_serve_logs_at_each_step_are_its_curves(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path)
+    for number, score in enumerate((0.25, 0.5), 1):
+        add_figures(tmp_path, number, {"rollouts/verifier_score": score, "rollouts/score": None})
+        assert run.look()
+    add_figures(tmp_path, 2, {"eval/mean_score": 0.75})
+    run.look()
+    assert run.curves() == {"mean score": [(1, 0.25), (2, 0.5)], "evaluation": [(2, 0.75)]}
+    assert run.along == "step"
+    assert not run.look()
 
 
 async def test_nobody_without_the_token_is_answered(tmp_path: Path) -> None:
@@ -178,3 +210,69 @@ def test_top_prints_the_run_in_eighty_columns(
     assert max(map(len, said.splitlines())) <= 80
     for words in ("mean score", "1.000", "lost", "1 (1 deadline)", "smollm2-135m-0-0", "finished 1, deadline 1"):
         assert words in said
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+async def test_top_fills_a_real_terminal_and_follows_the_run_and_its_size(tmp_path: Path) -> None:
+    learning = {
+        "doing": "sampling for step 9",
+        "evaluated": None,
+        "weights": "8",
+        "sampled_tokens": 9,
+        "tokens_per_s": 1,
+    }
+    told = {"step": 8, "queue": 5, "sent": 6, "unsent": 1, "running": 2, "rejected": {"no_signal": 4}}
+    slots = dict.fromkeys(
+        ("slots_leased", "slots_free", "slots_resetting", "slots_quarantined", "waiting_for_slots"), 1
+    )
+    async with StatusFile(tmp_path, "serve", lambda: told | slots), StatusFile(tmp_path, "learn", lambda: learning):
+        pass
+    lines = [evaluation(0, 0.1), *(step(number, loss=0.5 / number) for number in range(1, 9))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    add(tmp_path, *(make_record(item=number) for number in range(40)))
+    own = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null"]
+
+    def tmux(*words: str) -> str:
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "TMUX")}
+        return subprocess.run([*own, *words], env=environ, capture_output=True, text=True, check=True).stdout
+
+    def pane() -> list[str]:
+        return tmux("capture-pane", "-p").rstrip("\n").split("\n")
+
+    async def eventually_shown(*words: str) -> list[str]:
+        return await eventually(lambda: (found := pane()) and all(w in "\n".join(found) for w in words) and found)
+
+    tmux(
+        "new-session",
+        "-d",
+        "-x",
+        "80",
+        "-y",
+        "24",
+        sys.executable,
+        "-m",
+        "environments.apps.cli.main",
+        "top",
+        str(tmp_path),
+    )
+    try:
+        shown = await eventually_shown("newest rollouts")
+        assert len(shown) <= 24
+        everything = "\n".join(shown)
+        for words in (
+            "sampling for step 9",
+            "queue of run-api",
+            "slots",
+            "held-out success",
+            "loss",
+            "smollm2-135m-39-0",
+        ):
+            assert words in everything
+        assert "…" not in "\n".join(shown[1:])
+        add(tmp_path, make_record(item=77))
+        await eventually_shown("smollm2-135m-77-0", "41")
+        tmux("resize-window", "-x", "200", "-y", "50")
+        wide = await eventually_shown("asked", "smollm2-135m-77-0", "smollm2-135m-20-0")
+        assert any("held-out success" in line and "learn, process" in line for line in wide)  # side by side
+    finally:
+        tmux("kill-server")

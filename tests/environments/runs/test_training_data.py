@@ -14,8 +14,9 @@ from agent_loop.local_models.standin.policies import wild
 from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.model.contract import Message, Segment
 from agent_loop.model.recorder import Recorder
+from agent_loop.model.tokens.message_shape import MessageShape
 from agent_loop.model.tokens.probe import probe_template
-from agent_loop.model.tokens.template import MessageShape, TemplateRefused
+from agent_loop.model.tokens.template import TemplateRefused
 from agent_loop.records.record import RolloutRecord
 from environments.runs.exports import FORMATS
 from environments.runs.training_data import (

@@ -1,7 +1,7 @@
 """Trainers that sample themselves and ask for one rollout at a time: slime, SkyRL, NeMo Gym, and rows for all of them.
 
-slime and NeMo Gym are not on PyPI: the stand-ins below have the fields and calls of their published sources. SkyRL's
-own types are in tests/live/skyrl, verl's in tests/live/verl.
+slime is not on PyPI: the stand-in below has the fields and calls of its published source. NeMo Gym itself is in
+tests/live/nemo_gym; SkyRL's own types are in tests/live/skyrl, verl's in tests/live/verl.
 """
 
 from __future__ import annotations
@@ -212,3 +212,31 @@ def test_rows_carry_prompt_and_item(config: str) -> None:
     assert slime_rows(config, 1)[0]["prompt"][-1]["content"] == "Write 0 into answer.txt"
     while NumbersFromConfig.pools:
         NumbersFromConfig.pools.pop().close()
+
+
+def test_what_infrastructure_ended_is_a_failure_for_nemo_gym_and_no_reward(config: str) -> None:
+    item = nemo_gym_rows(config, 1)[0]
+    with BlockingRollouts(Rollouts(config, ["--openai.options.policy", "support.env_tasks:right"])) as rollouts:
+        ran = rollouts.rollouts.run_member
+
+        async def lost(*given: Any) -> Any:
+            raise RolloutLost("the sandbox is gone", [(await ran(*given)).record])
+
+        app = nemo_gym_app(rollouts)
+
+        async def ask(path: str, body: Any) -> Any:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://gym", timeout=60
+            ) as client:
+                return (await client.post(path, json=body)).json()
+
+        fine = asyncio.run(ask("/run", item))
+        rollouts.rollouts.run_member = lost  # type: ignore[method-assign]
+        failed = asyncio.run(ask("/run", item))
+        told = asyncio.run(ask("/aggregate_metrics", {"verify_responses": [fine, failed]}))
+    while NumbersFromConfig.pools:
+        NumbersFromConfig.pools.pop().close()
+    assert "_ng_failure_class" not in fine
+    assert failed["_ng_failure_class"]
+    assert failed["failure_reason"].startswith("the sandbox is gone: 1 lost")
+    assert told["key_metrics"] == {"rollouts": 1, "lost": 1, "mean/reward": 1.0}

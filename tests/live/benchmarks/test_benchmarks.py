@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ROOT / ".tools" / "benchmarks"
 DEBIAN = HOME / "debian"
+SWE_IMAGES = HOME / "swe_bench"
 PAGE = ROOT / "docs" / "how-to" / "benchmarks.md"
 
 pytestmark = [
@@ -37,6 +38,11 @@ def test_the_oracle_and_the_no_op_score_as_documented(name: str, tmp_path: Path)
         if not DEBIAN.is_dir():
             pytest.skip("prepare.sh made no Debian: mmdebstrap is missing")
         words += ["--env.image", str(DEBIAN)]
+    if name == "swe_bench":
+        if not (SWE_IMAGES / "ready").is_file():
+            pytest.skip("prepare.sh made no images: mmdebstrap or buildah is missing")
+        words += ["--env.dataset", str(ROOT / "examples/swe_bench/rows.jsonl")]
+        words += ["--env.image", f"oci:{SWE_IMAGES}/{{instance_id}}:1"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert rows_of(done.stdout) == {name: DOCUMENTED[name]}, done.stderr[-3000:]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prepares what the container tests need (300 MB, two minutes, as root on Debian) under .tools: a small Debian root with
-# Python, made by debootstrap, and gVisor's runsc from Debian's package. The docker engine is the machine's own
+# Python, made by mmdebstrap, and gVisor's runsc from Debian's package. The docker engine is the machine's own
 # (apt-get install docker.io). Then: pytest -m slow tests/live/containers
 set -euo pipefail
 tools="$(cd "$(dirname "$0")/../../.." && pwd)/.tools"
@@ -9,7 +9,7 @@ work="$(mktemp -d -p "$tools")"
 trap 'rm -rf "$work"' EXIT
 
 if [ ! -x "$tools/debian-root/usr/bin/python3" ]; then
-    debootstrap --variant=minbase --include=python3,bash,coreutils,procps,util-linux bookworm "$work/root"
+    mmdebstrap --variant=minbase --include=python3,bash,coreutils,procps,util-linux bookworm "$work/root"
     rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/*
     mv "$work/root" "$tools/debian-root"
 fi

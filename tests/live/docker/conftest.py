@@ -1,13 +1,14 @@
 """Engines for the tests of this folder: each is started once; tests of one that cannot be had are skipped."""
 
 import contextlib
+import json
 
 import pytest
 
 from sandbox_pool import PoolConfig
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from support import container_engines
-from support.containers import Unavailable
+from support.containers import Unavailable, runsc
 
 STARTS = {
     "docker": container_engines.docker,
@@ -35,6 +36,20 @@ def engines():
         yield engine
 
 
+@pytest.fixture(scope="session")
+def gvisor(tmp_path_factory):
+    """A docker engine that knows gVisor."""
+    settings = tmp_path_factory.mktemp("gvisor") / "daemon.json"
+    try:
+        # No cgroups and no network: test machines lack what they take.
+        runtime = {"path": runsc(), "runtimeArgs": ["--platform=systrap", "--network=none", "--ignore-cgroups"]}
+        settings.write_text(json.dumps({"runtimes": {"runsc": runtime}}))
+        with container_engines.docker(f"--config-file={settings}") as engine:
+            yield engine
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(params=["docker", "podman"])
 def engine(request, engines):
     return engines(request.param)
@@ -43,12 +58,27 @@ def engine(request, engines):
 @pytest.fixture
 def make_config(engine, tmp_path):
     def make(*, options=None, **settings):
-        return PoolConfig(
-            provider=engine.kind,
-            provider_options=engine.options(**(options or {})),
-            state_dir=tmp_path / "state",
-            **{"slots_per_host": 4, "max_hosts": 1, "start_attempts": 1, **settings},
-        )
+        return config_of(engine, tmp_path, options or {}, settings)
+
+    return make
+
+
+def config_of(engine, folder, options, settings):
+    """A pool of one container of the quick image."""
+    return PoolConfig(
+        provider=engine.kind,
+        provider_options=engine.options(**options),
+        state_dir=folder / "state",
+        **{"slots_per_host": 4, "max_hosts": 1, "start_attempts": 1, **settings},
+    )
+
+
+@pytest.fixture
+def make_gvisor_config(gvisor, tmp_path):
+    def make(*, options=None, **settings):
+        # Sockets of gVisor do not lead out of it, so slots are reached by exec.
+        chosen = {"runtime": "runsc", "cap_add": ["SYS_ADMIN"], "data_path": "exec", **(options or {})}
+        return config_of(gvisor, tmp_path, chosen, settings)
 
     return make
 

@@ -4,38 +4,26 @@ import asyncio
 import contextlib
 import json
 import os
-import random
-import signal
 import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from environments.apps.doctor import doctor_checks
 from sandbox_pool import PoolConfig, SandboxLost, SandboxSpec, SlotPool
 from sandbox_pool.errors import HostStartFailed
 from sandbox_pool.journal.journal import Journal
+from sandbox_pool.providers.docker import docker_provider
+from support import container_engines
 from support.cli_verb import run_verb
+from support.pool_clients import busy_client, kill
+from support.pool_trials import random_leases
 from support.pool_wait import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
 slow = pytest.mark.slow
-BUSY = """
-import asyncio, sys
-from sandbox_pool import PoolConfig, SlotPool
-
-async def main():
-    config = PoolConfig.model_validate_json(sys.argv[1])
-    async with SlotPool.from_config(config) as pool:
-        boxes = await asyncio.gather(*(pool.acquire(f"t{n}") for n in range(config.slots_per_host)))
-        running = [await box.spawn("sleep 7777") for box in boxes]
-        print("busy", flush=True)
-        await asyncio.gather(*(box.exec("sleep 7778") for box in boxes))
-
-asyncio.run(main())
-"""
 
 
 async def test_slots_of_one_container_run_commands_and_the_container_goes_with_the_pool(make_config, engine):
@@ -78,6 +66,19 @@ async def test_a_name_is_one_container_and_a_stopped_one_is_gone(make_provider, 
 
 
 @slow
+async def test_containers_that_are_watched_leave_connections_for_the_rest(make_provider, monkeypatch):
+    class Narrow(aiohttp.UnixConnector):
+        def __init__(self, path):
+            super().__init__(path, limit=1)  # a hundred by default, and as many containers would take them all
+
+    monkeypatch.setattr(aiohttp, "UnixConnector", Narrow)
+    provider = make_provider(api_timeout_s=20)
+    for name in ("hrl-a", "hrl-b"):
+        await provider.start(name, SandboxSpec())
+    assert {record.name for record in await provider.list()} == {"hrl-a", "hrl-b"}
+
+
+@slow
 async def test_a_create_whose_answer_is_lost_leaves_nothing(make_provider, engine, monkeypatch):
     provider = make_provider()
     containers = type(provider._engine().containers)
@@ -109,18 +110,28 @@ async def test_a_container_that_is_killed_ends_its_leases_as_lost(make_config, e
             assert (await other.exec("echo on")).output == "on\n"
 
 
-def test_containers_of_a_killed_client_are_removed_by_gc(make_config, engine):
+def test_containers_of_a_killed_client_are_removed_by_gc(make_config, engine, tmp_path):
     config = make_config(slots_per_host=20)
-    command = [sys.executable, "-c", BUSY, config.model_dump_json()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout.readline() == "busy\n"
-        assert len(engine.containers()) == 1
-        client.send_signal(signal.SIGKILL)
+    client = busy_client(config, tmp_path, 20)
+    (name,) = engine.containers()
+    assert docker_provider._socket_folder(name).exists()
+    kill(client)
     assert run_verb("pool", "gc", "--state-dir", str(config.state_dir)) == 0
     assert (engine.containers(), engine.volumes()) == ([], [])
+    assert not docker_provider._socket_folder(name).exists()
     journal = Journal(config.state_dir)
     assert journal.hosts() == []
     journal.close()
+
+
+async def test_doctor_says_what_can_be_used_and_what_would_have_to_be_done(engine, monkeypatch):
+    monkeypatch.setenv("CONTAINER_HOST" if engine.kind == "podman" else "DOCKER_HOST", engine.host)
+    ask = getattr(doctor_checks, engine.kind)
+    found = await ask()
+    assert (found.status, f"--provider {engine.kind}" in found.fix) == ("limited", engine.kind == "podman")
+    engine.run("tag", container_engines.IMAGE, "hermes-sandbox:latest")
+    assert (await ask()).status == "ok"
+    engine.run("rmi", "hermes-sandbox:latest")
 
 
 @slow
@@ -135,41 +146,14 @@ async def test_the_reason_why_a_container_does_not_start_is_told(make_provider):
 
 @slow
 async def test_random_leases_under_random_kills_are_done_or_lost_and_nothing_is_left(make_config, engine):
-    chance = random.Random(20)
-    todo, ends = iter(range(200)), Counter()
-    commands = ("echo hi", "sleep 0.2; echo hi", "head -c 2000000 /dev/urandom | wc -c", "seq 100000 | tail -1")
-    settings = {"max_hosts": 2, "min_hosts": 2, "start_attempts": 5}
+    async def kill(chance):
+        running = (await asyncio.to_thread(engine.run, "ps", "--format", "{{.Names}}")).split()
+        if running:
+            with contextlib.suppress(subprocess.CalledProcessError):  # it ended meanwhile
+                await asyncio.to_thread(engine.run, "kill", chance.choice(running))
+        return running
 
-    async def work(pool):
-        for number in todo:
-            try:
-                async with pool.lease(f"t{number}") as box:
-                    for command in chance.choices(commands, k=3):
-                        result = await box.exec(command, timeout_s=120)
-                        assert (result.exit_code, result.timed_out) == (0, False)
-                    ends["done"] += 1
-            except SandboxLost:
-                ends["lost"] += 1
-
-    async def kill(pool, working):
-        kills = 0
-        while not all(task.done() for task in working):
-            await asyncio.wait(working, timeout=chance.uniform(1, 4))
-            running = (await asyncio.to_thread(engine.run, "ps", "--format", "{{.Names}}")).split()
-            if running and kills < 8:
-                with contextlib.suppress(subprocess.CalledProcessError):  # it ended meanwhile
-                    await asyncio.to_thread(engine.run, "kill", chance.choice(running))
-                kills += 1
-        return kills
-
-    async with SlotPool.from_config(make_config(**settings)) as pool:
-        working = [asyncio.create_task(work(pool)) for _ in range(8)]
-        kills = await kill(pool, working)
-        await asyncio.gather(*working)
-    print(f"{engine.kind}: {dict(ends)} under {kills} kills")
-    assert ends.total() == 200
-    assert kills > 0
-    assert ends["done"] > 0
+    await random_leases(make_config(max_hosts=2, min_hosts=2), kill)
     assert (engine.containers(), engine.volumes()) == ([], [])
 
 

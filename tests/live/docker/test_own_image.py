@@ -1,9 +1,6 @@
 """Slots of hosts that run in the image: the container's whole root with its ENV, WORKDIR and USER, on real engines."""
 
-import io
 import json
-import subprocess
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -13,16 +10,10 @@ from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 from sandbox_pool.conformance import all_checks, run_checks
 from sandbox_pool.conformance.runner import make_context
 from sandbox_pool.errors import ImageError
-from support.containers import Unavailable, debian_root
+from support.container_engines import app_image
+from support.containers import Unavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-IMAGE = "localhost/hrl-own:1"
-CHANGES = (
-    "ENV GREETING=hi",
-    "ENV PATH=/testbed/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-    "WORKDIR /testbed",
-    "USER app:mail",
-)
 WALKER = Path(__file__).parents[2] / "support/tree_facts.py"
 BY_ENGINE = {".dockerenv", "run/.containerenv", "etc/hostname", "etc/mtab"}
 """What an engine mounts or writes anew for each container."""
@@ -35,32 +26,10 @@ def engine(request, engines):
 
 @pytest.fixture
 def image(engine):
-    """A Debian with Python, a folder of its own at the top, and a user."""
     try:
-        root = debian_root()
+        return app_image(engine)
     except Unavailable as error:
         pytest.skip(str(error))
-    if not engine.run("images", "--quiet", IMAGE):
-        with tempfile.NamedTemporaryFile(suffix=".tar") as file:
-            subprocess.run(["tar", "-C", root, "--exclude=./etc/passwd", "-cf", file.name, "."], check=True)
-            with tarfile.open(file.name, "a") as archive:
-                _add(archive, "testbed", b"", type=tarfile.DIRTYPE, mode=0o755, uid=1234, gid=8)
-                _add(archive, "testbed/bin/hello", b"#!/bin/sh\necho hello\n", mode=0o755)
-                _add(archive, "testbed/data.txt", b"of the image\n", uid=1234, gid=8)
-                _add(archive, "root/.profile-of-image", b"x", mode=0o600)
-                users = (root / "etc/passwd").read_bytes() + b"app:x:1234:1234::/testbed:/bin/sh\n"
-                _add(archive, "etc/passwd", users)
-            Path(file.name).chmod(0o644)
-            engine.run("import", *(word for change in CHANGES for word in ("--change", change)), file.name, IMAGE)
-    return IMAGE
-
-
-def _add(archive, name, data, **attributes):
-    entry = tarfile.TarInfo(name)
-    entry.size = len(data)
-    for key, value in attributes.items():
-        setattr(entry, key, value)
-    archive.addfile(entry, io.BytesIO(data))
 
 
 @pytest.fixture
@@ -116,7 +85,8 @@ async def test_the_slot_has_the_whole_root_env_workdir_and_user_and_leaves_nothi
 
 async def test_the_tree_in_the_slot_is_the_tree_in_a_container(make_config, engine, image):
     program = WALKER.read_text()
-    ran = engine.run("run", "--rm", "--network=none", "--user=0", image, "python3", "-c", program, "/")
+    words = ["--rm", "--network=none", "--user=0", "--entrypoint=python3"]
+    ran = engine.run("run", *words, image, "-c", program, "/")
     wanted = json.loads(ran)
     spec = SandboxSpec(image=image, user="0")
     async with SlotPool.from_config(make_config(spec=spec)) as pool, pool.lease("t") as box:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.page_commands import blocks, python_calls
+
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ROOT / ".tools" / "skyrl"
 pytestmark = [
@@ -72,3 +74,31 @@ def test_skyrls_own_check_takes_our_batches(tmp_path: Path) -> None:
     assert set(rewards) == {0.0, 1.0}
     assert last == [True] * 8
     assert trained > 0
+
+
+COMMANDS = """
+import json, runpy, sys
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.utils import validate_cfg
+own = runpy.run_path(sys.argv[1])
+assert own["Experiment"].get_generator.__module__ == "<run_path>", "the entry point of the page"
+found = []
+for words in json.loads(sys.argv[2]):
+    cfg = SkyRLTrainConfig.from_cli_overrides(words)
+    validate_cfg(cfg)
+    found.append([cfg.trainer.placement.policy_num_gpus_per_node, cfg.generator.inference_engine.num_engines])
+print(json.dumps(found))
+"""
+
+
+def test_skyrls_own_parser_takes_the_commands_of_the_page(tmp_path: Path) -> None:
+    [entry] = [block for block in blocks("skyrl.md", "python") if "class Experiment" in block]
+    (tmp_path / "main.py").write_text(entry)
+    calls = python_calls("skyrl.md")
+    assert {words[0] for words in calls} == {"main.py"}
+    words = ["-c", COMMANDS, "main.py", json.dumps([own[1:] for own in calls])]
+    done = subprocess.run(
+        [str(HOME / "venv/bin/python"), *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[1, 1], [8, 8], [4, 4]]

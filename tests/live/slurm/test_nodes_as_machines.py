@@ -2,23 +2,20 @@
 
 import asyncio
 import contextlib
-import random
 import subprocess
-from collections import Counter
 
 import pytest
 
 from sandbox_pool import HostStartFailed, SandboxLost, SandboxSpec, SlotPool
-from sandbox_pool.conformance import all_checks, run_checks
-from sandbox_pool.conformance.runner import make_context
 from sandbox_pool.journal.journal import Journal
 from sandbox_pool.journal.owner import this_process
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from support.apptainer_place import OPTIONS, ApptainerPlace
 from support.cli_verb import run_verb
 from support.containers import Unavailable
+from support.pool_clients import busy_client, kill
+from support.pool_trials import promises, random_leases
 from support.pool_wait import eventually, started
-from support.ssh_machines import busy_client, kill
 
 pytestmark = pytest.mark.timeout(600)
 slow = pytest.mark.slow
@@ -97,48 +94,21 @@ async def test_hosts_run_in_an_apptainer_image_on_the_nodes(make_config, tmp_pat
 
 @slow
 async def test_every_promise_holds_on_a_node(make_config):
-    async with SlotPool.from_config(make_config(slots_per_host=16, min_hosts=1, max_hosts=1)) as pool:
-        context = await make_context(pool)
-        results = {result.id: result async for result in run_checks(all_checks(), context)}
-        context.close()
-    assert {each.id: each.detail for each in results.values() if each.verdict == "failed"} == {}
-    assert len(results) == len(all_checks())
+    kept, broken = await promises(make_config(slots_per_host=16, min_hosts=1, max_hosts=1))
+    assert (broken, kept > 100) == ({}, True)
 
 
 @slow
 async def test_random_leases_while_steps_are_cancelled_are_done_or_lost_and_nothing_is_left(make_config, cluster, job):
-    chance = random.Random(20)
-    todo, ends = iter(range(200)), Counter()
-    commands = ("echo hi", "sleep 0.2; echo hi", "head -c 2000000 /dev/urandom | wc -c", "seq 100000 | tail -1")
+    async def cancel(chance):
+        running = await asyncio.to_thread(cluster.steps, job)
+        if running:
+            hard = chance.choice([["--signal=KILL"], []])
+            with contextlib.suppress(subprocess.CalledProcessError):  # it ended meanwhile
+                await asyncio.to_thread(cluster.run, "scancel", *hard, chance.choice(running))
+        return running
 
-    async def work(pool):
-        for number in todo:
-            try:
-                async with pool.lease(f"t{number}") as box:
-                    for command in chance.choices(commands, k=3):
-                        result = await box.exec(command, timeout_s=120)
-                        assert (result.exit_code, result.timed_out) == (0, False)
-                    ends["done"] += 1
-            except SandboxLost:
-                ends["lost"] += 1
-
-    async with SlotPool.from_config(make_config(slots_per_host=4, start_attempts=5)) as pool:
-        working = [asyncio.create_task(work(pool)) for _ in range(8)]
-        kills = 0
-        while not all(task.done() for task in working):
-            await asyncio.wait(working, timeout=chance.uniform(1, 4))
-            running = await asyncio.to_thread(cluster.steps, job)
-            if running and kills < 8:
-                with contextlib.suppress(subprocess.CalledProcessError):  # it ended meanwhile
-                    hard = chance.choice([["--signal=KILL"], []])
-                    await asyncio.to_thread(cluster.run, "scancel", *hard, chance.choice(running))
-                    kills += 1
-        await asyncio.gather(*working)
-    print(f"slurm: {dict(ends)} under {kills} kills")
-    assert ends.total() == 200
-    assert kills > 0
-    assert ends["done"] > 0
-    assert ends["lost"] > 0
+    await random_leases(make_config(slots_per_host=4), cancel)
 
 
 async def _start(config):

@@ -12,9 +12,10 @@ from sandbox_pool.errors import PlaceUnreachable, SandboxError
 from sandbox_pool.journal.gc import collect_orphans
 from sandbox_pool.journal.journal import Journal
 from sandbox_pool.journal.owner import this_process
+from support.pool_clients import busy_client, kill
 from support.pool_leftovers import cgroup_name, leftovers, processes
 from support.pool_wait import eventually, started
-from support.ssh_machines import Keys, LoopbackMachine, busy_client, kill
+from support.ssh_machines import Keys, LoopbackMachine
 
 
 @contextlib.contextmanager

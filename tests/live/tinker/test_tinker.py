@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from agent_loop.records.record import RolloutRecord
+
 HOME = Path(__file__).resolve().parents[3] / ".tools" / "tinker"
 UV = shutil.which("uv") or str(Path(__file__).resolve().parents[3] / ".venv/bin/uv")
 pytestmark = [
@@ -23,6 +25,8 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(not (HOME / "ready").is_file(), reason="no Tinker here: bash tests/live/tinker/prepare.sh"),
 ]
+SMALL = {"max_lora_adapters": 4, "max_lora_rank": 8, "train_micro_batch_size": 1}
+"""Eight whole sequences at once were killed for their memory here."""
 
 TRAIN = """
 import asyncio, json, sys
@@ -72,6 +76,26 @@ async def main():
 asyncio.run(main())
 """
 
+COOKBOOK = """
+import asyncio, json, sys
+from pathlib import Path
+from tinker_cookbook.rl.train import Config, main
+from environments.trainers.one_by_one import close_all
+from environments.trainers.tinker_cookbook import HermesDatasetBuilder
+
+async def run():
+    settings = ["--env.limits.rollout_timeout_s", "1800", "--env.data_path_to_save_groups", "kept.jsonl"]
+    builder = HermesDatasetBuilder(
+        environment=sys.argv[2], model_name=sys.argv[1], settings=settings, group_size=2, groups_per_batch=2, batches=2)
+    await main(Config(
+        learning_rate=1e-3, dataset_builder=builder, model_name=sys.argv[1], recipe_name="hermes", lora_rank=8,
+        max_tokens=24, log_path="log", eval_every=0, save_every=0))
+    await close_all()
+asyncio.run(run())
+lines = [json.loads(line) for line in Path("log/metrics.jsonl").read_text().splitlines()]
+print(json.dumps([line for line in lines if "optim/kl_sample_train_v1" in line]))
+"""
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
@@ -84,8 +108,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     command = [UV, "run", "--no-project", "--python", str(HOME / "venv/bin/python"), "-m", "skyrl.tinker.api"]
     command += ["--base-model", str(HOME / "smollm2"), "--backend", "jax", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--database-url", f"sqlite:///{folder / 'tinker.db'}", "--checkpoints-base", str(folder / "kept")]
-    command += ["--backend-config", json.dumps({"max_lora_adapters": 4, "max_lora_rank": 8})]
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+    command += ["--backend-config", json.dumps(SMALL)]
+    # It starts its engine by the name `uv`.
+    path = f"{Path(UV).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
     address = f"http://127.0.0.1:{port}"
     with (
         (folder / "log").open("w") as log,
@@ -125,6 +151,20 @@ def test_logprobs_are_equal_the_loss_falls_and_weights_are_named(service: dict[s
     assert found["losses"] == sorted(found["losses"], reverse=True)
     assert found["losses"][-1] < found["losses"][0] - 0.01
     assert found["weights"] == [["0"] * 4, ["1"] * 2]
+
+
+def test_the_cookbooks_own_loop_trains_on_our_environment(service: dict[str, str], tmp_path: Path) -> None:
+    """Its own figure of how far sampled and trained logprobs are apart says that every token came through."""
+    command = [str(HOME / "cookbook/bin/python"), "-c", COOKBOOK, str(HOME / "smollm2"), "learn/smollm2"]
+    first, second = run(command, service, tmp_path)
+    print(first, second)
+    assert abs(first["optim/kl_sample_train_v1"]) < 1e-4
+    assert first["optim/kl_sample_train_v2"] < 1e-4
+    records = [RolloutRecord.from_json(line) for line in (tmp_path / "kept.jsonl").read_bytes().splitlines()]
+    assert len(records) == 8
+    rewards = [record.score for record in records]
+    assert first["env/all/reward/total"] == pytest.approx(sum(rewards[:4]) / 4)
+    assert second["env/all/reward/total"] == pytest.approx(sum(rewards[4:]) / 4)
 
 
 def test_train_check_says_exact_and_notices_what_is_spoiled(service: dict[str, str], tmp_path: Path) -> None:

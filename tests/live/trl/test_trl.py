@@ -12,6 +12,7 @@ import pytest
 
 from agent_loop.records.record import RolloutRecord
 from environments.apps.learn.run_folder import read_entries
+from support.learn_rise import rise_in_standard_errors
 
 HERE = Path(__file__).resolve().parent
 HOME = HERE.parents[2] / ".tools" / "trl"
@@ -82,6 +83,16 @@ def test_what_was_trained_is_what_the_server_samples_from(learned: Path) -> None
     found = json.loads(run(learned, "python", program, str(HOME / "smollm2"), adapter, evaluation).splitlines()[-1])
     assert found["tokens"] > 0
     assert found["with_adapter"] < 0.01 < found["without"]
+
+
+def test_held_out_success_rises_within_twenty_minutes(tmp_path: Path) -> None:
+    """The two cores must be free: beside other work the same steps take longer, and fewer of them are made."""
+    flags = ["--minutes", "20", "--learn.eval_every", "0", "--learn.eval_samples", "4"]
+    run(tmp_path, "hermes-rl", "learn", "--trainer", "trl", "--out", "run", *flags)
+    entries = read_entries(tmp_path / "run")
+    assert rise_in_standard_errors(entries, rollouts=132) > 3.0
+    for step in (entry for entry in entries if entry["event"] == "step"):
+        assert abs(step["ratio_mean"] - 1) < 0.02  # a part of each batch is one step old
 
 
 def test_environment_factory_in_a_real_grpotrainer(tmp_path: Path) -> None:

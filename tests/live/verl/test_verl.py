@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.page_commands import python_calls
+
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ROOT / ".tools" / "verl"
 pytestmark = [
@@ -74,9 +76,18 @@ def test_rewards_and_weights_are_verls(made: dict[str, Any]) -> None:
 
 def test_train_check_says_exact_and_notices_what_is_spoiled(tmp_path: Path) -> None:
     command = [str(HOME / "venv/bin/hermes-rl"), "train-check", "learn/smollm2", "--trainer", "verl"]
-    command += ["--groups", "1", "--json"]
+    command += ["--groups", "1", "--json", "--openai.options.weights", "F16"]
     command += ["--model", str(HOME / "smollm2"), "--env.limits.rollout_timeout_s", "1200", "--env.group_size", "2"]
     command += [word for control in ("swapped", "shifted", "wrong") for word in ("--control", control)]
     found = json.loads(run(command, tmp_path).splitlines()[-1])
     assert found["samples"]["exact"]
     assert not any(found[control]["exact"] for control in ("swapped", "shifted", "wrong"))
+
+
+def test_verls_own_configuration_takes_the_commands_of_the_page(tmp_path: Path) -> None:
+    calls = python_calls("verl.md")
+    assert len(calls) == 2
+    for words, gpus in zip(calls, ("1", "8"), strict=True):
+        said = run([str(HOME / "venv/bin/python"), *words, "--cfg", "job"], tmp_path)
+        assert f"n_gpus_per_node: {gpus}" in said
+        assert "agent_loop_config_path: agent.yaml" in said

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
+import random
 import shutil
+import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -257,3 +263,44 @@ async def test_what_a_killed_download_left_is_used(tmp_path: Path) -> None:
     assert seen == [60_000]
     assert {path.read_bytes() for path in paths} == {data}
     assert {path.parent for path in paths} == {tmp_path}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("whom", ["the command", "all of its processes"])
+def test_a_pull_killed_at_any_moment_leaves_no_half_layer_and_gc_nothing(
+    registry: RunningRegistry, tmp_path: Path, whom: str
+) -> None:
+    made = Made([pack([entry(f"f{n}", data=os.urandom(50_000)) for n in range(100)]) for _ in range(4)])
+    name = registry.push(made, f"killed-{whom.split()[0]}", "1")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    where = ["--store-dir", str(tmp_path / "store")]
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "environments.apps.cli.main", "pool", "images", *words]
+        return subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+
+    def layers() -> list[int]:
+        return [len(list(path.iterdir())) for path in tmp_path.glob("store/user/layers/*")]
+
+    began_s = time.monotonic()
+    assert start("pull", name, *where).wait() == 0
+    whole_s = time.monotonic() - began_s
+    assert layers() == [100] * 4
+    chance, stopped = random.Random(25), 0
+    for _ in range(20):
+        assert start("gc", "--max-gb", "0", *where).wait() == 0
+        process = start("pull", name, *where)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0.2, 1) * whole_s)
+        stopped += process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL) if whom == "the command" else os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert set(layers()) <= {100}
+    assert stopped >= 10
+    assert start("pull", name, *where).wait() == 0
+    assert layers() == [100] * 4
+    assert start("gc", "--max-gb", "0", *where).wait() == 0
+    left = [path for top in ("store/user", "cache/hermes-rl/blobs") for path in tmp_path.glob(f"{top}/**/*")]
+    assert [path.name for path in left if path.is_file()] == ["drafts"]

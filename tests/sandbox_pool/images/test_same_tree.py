@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -32,7 +33,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed"),
 ]
 WALKER = Path(__file__).parents[2] / "support/tree_facts.py"
-USER = "hermes-rl-images"
+USER = f"hermes-rl-img-{os.getpid()}"
+UNNAMED_ROOT = ["0o40555", 0, 0, []]
+"""What podman makes of a root that no layer names; umoci and docker give it the mode 755, as we do."""
 CAPABILITY = b"\1\0\0\2\0\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0".decode("latin1")
 
 
@@ -188,6 +191,96 @@ def written_by_tar(base: bytes, tmp_path: Path) -> Made:
     return Made([base, *layers])
 
 
+def linked_across(base: bytes) -> Made:
+    """Hard links to files of layers below: the two are one file again, with all other names that it has."""
+    first = [folder("l"), entry("l/a", data=b"a", mode=0o640, uid=3), entry("l/b", data=b"b"), same("l/b2", "l/b")]
+    first += [entry("l/gone", data=b"gone"), entry("l/new", data=b"old"), entry("l/kept", data=b"k")]
+    first += [folder("l/d"), entry("l/d/in", data=b"in", mode=0o4755), link("l/to-d", "d"), entry("l/capable",
+        data=b"c", xattrs={"security.capability": CAPABILITY})]  # fmt: skip
+    second = [same("a-again", "l/a", mode=0o640, uid=3), same("l/b3", "l/b2")]
+    second += [same("l/d/more", "l/d/in", mode=0o4755), same("deep/er/in", "l/d/in", mode=0o4755)]
+    second += [same("l/capable2", "l/capable", xattrs={"security.capability": CAPABILITY}), same("old-gone", "l/gone")]
+    third = [same("third", "a-again", mode=0o640, uid=3), entry("l/.wh.gone"), entry("l/new", data=b"new")]
+    third += [same("l/new2", "l/new"), same("l/kept", "l/b"), entry("l/b3", data=b"apart")]
+    return Made([base, pack(first), pack(second), pack(third)])
+
+
+def hidden(base: bytes) -> Made:
+    """Whiteouts and opaque marks in every order and place: before and after what they stand beside, of links, behind
+    links, over files, twice, of what is not there, in folders that no entry names."""
+    names = "abcdefghij"
+    first = [*(folder(n) for n in names), *(entry(f"{n}/{m}", data=m.encode()) for n in names for m in names)]
+    first += [entry("file", data=b"f"), link("soft", "a"), link("broken", "nowhere"), folder("deep"), folder("deep/er")]
+    first += [entry("deep/er/x", data=b"x"), folder("deep/other"), entry("deep/other/y"), folder("k"), folder("k/k")]
+    first += [entry("k/k/k", data=b"k"), folder("real"), entry("real/1"), entry("real/2"), link("way", "real")]
+    second = [entry("a/new", data=b"n"), folder("a", mode=0o711), entry("a/.wh..wh..opq"), entry("b/.wh..wh..opq")]
+    second += [folder("b"), entry("b/a", data=b"again"), entry("c/.wh..wh..opq"), entry("d/.wh.a"), entry("d/.wh.a")]
+    second += [folder("e"), entry("e/new", data=b"e"), entry(".wh.e"), entry(".wh.soft"), entry(".wh.broken")]
+    second += [entry(".wh.f"), folder("f"), entry("f/new", data=b"f"), folder("file"), entry("file/.wh..wh..opq")]
+    second += [entry("file/in"), entry("deep/.wh.er"), entry("deep/er/z", data=b"z"), entry("g/.wh.nothing")]
+    second += [folder("nowhere-else"), entry("nowhere-else/.wh.x"), entry("k/k/.wh..wh..opq"), entry("way/.wh.1")]
+    second += [entry("h", data=b"file now"), entry(".wh..wh.plnk", tarfile.DIRTYPE), entry("i/.wh..wh.aufs")]
+    third = [folder("h"), entry("h/z"), entry("k/.wh.k"), folder("e"), entry("e/.wh.new"), entry("e/third")]
+    third += [
+        entry(".wh.file"),
+        entry("file", data=b"f3"),
+        entry("b/.wh.a"),
+        entry("b/b", data=b"b3"),
+        entry("j/.wh.j"),
+    ]
+    return Made([base, pack(first), pack(second), pack(third)])
+
+
+def rooted(base: bytes) -> Made:
+    """The root itself has a mode, and later layers that do not name it leave them."""
+    root = folder("./", mode=0o2751)
+    return Made([pack([root]), base, pack([entry("etc/x"), entry("y", data=b"y")]), pack([entry(".wh.y")])])
+
+
+def behind_links(base: bytes) -> Made:
+    """Entries behind links of the same layer and of layers below, absolute and upwards, within the image."""
+    first = [folder("run", mode=0o750), folder("var"), link("var/run", "/run"), entry("var/run/pid", data=b"1")]
+    first += [folder("usr"), folder("usr/lib"), folder("usr/share"), link("usr/share/lib", "../lib")]
+    first += [entry("usr/share/lib/x", data=b"x"), link("lib64", "usr/lib"), entry("lib64/y", data=b"y")]
+    first += [folder("a"), link("a/up", "../usr/../run"), entry("a/up/sock", data=b"s"), link("two", "lib64")]
+    second = [entry("var/run/second", data=b"2"), entry("usr/share/lib/x", data=b"xx"), entry("two/z", data=b"z")]
+    second += [folder("var/run/d", mode=0o700), entry("var/run/d/in"), entry("lib64/.wh.y"), entry("a/up/sock2")]
+    return Made([base, pack(first), pack(second)])
+
+
+def many(base: bytes) -> Made:
+    """As many layers as docker allows: 127 in all."""
+    layers = (pack([entry(f"n/{n % 7}/{n}", data=b"%d" % n), entry(f"n/{n % 7}/.wh.{n - 7}")]) for n in range(126))
+    return Made([base, *layers])
+
+
+def dialects(base: bytes) -> Made:
+    """What older and other writers do: no end of the archive, one empty block, a folder of the oldest form, global
+    headers, times after 2106."""
+    plain = pack([folder("x"), entry("x/1", data=b"1", mtime=86400), entry("x/2", mtime=5_000_000_000)])
+    unended = plain.rstrip(b"\0")
+    unended += bytes(-len(unended) % 512)
+    old = pack([entry("old", tarfile.REGTYPE), entry("old/in", data=b"i")], form=tarfile.USTAR_FORMAT)
+    old = _as_oldest_folder(old)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "all"}) as tar:
+        tar.addfile(folder("global")[0])
+        tar.addfile(entry("global/x", data=b"x", mtime=1.25)[0], io.BytesIO(b"x"))
+    return Made([base, unended + bytes(512), unended, old, buffer.getvalue()])
+
+
+def _as_oldest_folder(layer: bytes) -> bytes:
+    """The first entry as before 1988: no type, and a slash at the end of the name says that it is a folder."""
+    block = bytearray(layer[:512])
+    block[: len(b"old/")] = b"old/"
+    block[100:108] = b"0000755\0"
+    block[156:157] = b"\0"
+    block[257:265] = bytes(8)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + layer[512:]
+
+
 def high_ids(base: bytes) -> Made:
     return Made([base, pack([entry("high", data=b"h", uid=70_000, gid=1_000_000), folder("h", uid=2_000_000_000)])])
 
@@ -201,6 +294,12 @@ SMALL = {
     "repeated": repeated,
     "implied": implied,
     "high ids": high_ids,
+    "linked across": linked_across,
+    "hidden": hidden,
+    "rooted": rooted,
+    "behind links": behind_links,
+    "many": many,
+    "dialects": dialects,
 }
 
 
@@ -272,6 +371,8 @@ def in_podman(name: str, user: str | None) -> dict[str, Any]:
         finally:
             remove = [*storage, "unshare"] if user else []
             subprocess.run([*become, *remove, "rm", "-rf", f"{work}/root"], env=environment, cwd="/", check=False)
+            for path in Path(work).glob("**/pause.pid"):  # podman's, which holds the namespaces of an ordinary user
+                os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 def unpacked_by_umoci(name: str, bundle: Path) -> dict[str, Any]:
@@ -305,6 +406,8 @@ def without_access_lists(tree: dict[str, Any]) -> dict[str, Any]:
 def differences(seen: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, Any]:
     """Paths with what is there and what should be; apart from folders that a slot has and the image lacks."""
     ours = {b"tmp".hex(), b"workspace".hex(), b"etc".hex()} - wanted.keys()
+    if wanted[""] == UNNAMED_ROOT:
+        ours.add("")
     paths = {*seen, *wanted} - ours
     return {bytes.fromhex(p): (seen.get(p), wanted.get(p)) for p in paths if seen.get(p) != wanted.get(p)}
 

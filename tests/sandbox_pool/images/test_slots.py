@@ -29,7 +29,7 @@ async def test_environment_working_directory_and_user_are_those_of_the_image(
     async with pool.lease("t", SandboxSpec(image=name)) as box:
         result = await box.exec('id; pwd; echo "$GREETING|$PATH|$HOME|$HOME_SWEET"; touch mine; stat -c %u:%g mine')
         assert result.output.splitlines() == [
-            "uid=1234(app) gid=1235(app) groups=777(extra)",
+            "uid=1234(app) gid=1235(app) groups=777(extra),1235(app)",
             "/app",
             "a b=c|/opt/tool/bin:/bin|/home/app|$HOME",
             "1234:1235",
@@ -46,6 +46,39 @@ async def test_a_spec_overrides_what_the_image_says(pool: SlotPool, app: Made, t
     spec = SandboxSpec(image=app.layout(tmp_path), user="0", workdir="/srv/work", env={"GREETING": "mine"})
     async with pool.lease("t", spec) as box:
         assert (await box.exec("id -u; pwd; echo $GREETING")).output == "0\n/srv/work\nmine\n"
+
+
+@pytest.mark.parametrize(
+    ("user", "ids"),
+    [
+        ("", "0 0 /root 0"),
+        ("app", "1234 1235 /home/app 1235 777"),
+        ("1234", "1234 1235 /home/app 1235 777"),
+        ("app:extra", "1234 777 /home/app 777"),
+        ("app:", "1234 1235 /home/app 1235 777"),
+        (":777", "0 777 /root 777"),
+        ("4321", "4321 0 / 0"),
+        ("4321:55", "4321 55 / 55"),
+    ],
+)
+async def test_users_mean_what_they_mean_to_engines(
+    pool: SlotPool, base: bytes, tmp_path: Path, user: str, ids: str
+) -> None:
+    """As `podman run` answers for the same image."""
+    name = Made([base], {"User": user}).layout(tmp_path)
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        seen = (await box.exec("echo $(id -u) $(id -g) $HOME $(id -G)")).output.split()
+    assert seen[:3] == ids.split()[:3]
+    assert sorted(set(seen[3:])) == ids.split()[3:]
+
+
+async def test_a_working_directory_that_is_none_is_an_error(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
+    name = Made([base], {"WorkingDir": "/etc/passwd"}).layout(tmp_path / "a")
+    with pytest.raises(ImageError, match="working directory: Not a directory"):
+        await pool.acquire("t", SandboxSpec(image=name))
+    missing = Made([base], {"WorkingDir": "made/up", "User": "app"}).layout(tmp_path / "b")
+    async with pool.lease("t", SandboxSpec(image=missing)) as box:
+        assert (await box.exec("pwd; stat -c %u:%g .")).output == "/made/up\n1234:1235\n"
 
 
 async def test_a_root_of_one_file_gets_what_a_slot_needs_and_a_shell(
@@ -116,6 +149,34 @@ async def test_folders_that_a_layer_does_not_name_are_those_of_the_layers_below(
         "2",
         "new",
     ]
+
+
+async def test_a_hard_link_to_a_file_of_another_layer_is_one(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
+    lower = pack([folder("d"), entry("d/a", data=b"one\n"), link("d/b", "d/a", tarfile.LNKTYPE)])
+    name = Made([base, lower, pack([link("c", "d/b", tarfile.LNKTYPE)])]).layout(tmp_path / "a")
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        words = (await box.exec("cat /c; stat -c '%h %i' /c /d/a /d/b")).output.split()
+    assert words == ["one", *["3", words[2]] * 3]
+    dangling = Made([base, pack([link("c", "d/b", tarfile.LNKTYPE)])]).layout(tmp_path / "b")
+    with pytest.raises(ImageError, match="'d/b', which neither its layer nor one below has"):
+        await pool.acquire("t", SandboxSpec(image=dangling))
+
+
+async def test_whiteouts_of_nothing_are_not_seen(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
+    lower = pack([folder("o"), entry("o/old")])
+    upper = pack([folder("new"), entry("new/.wh.x"), entry("new/y"), entry("o/.wh.old"), entry("o/.wh..wh..opq")])
+    name = Made([base, lower, upper]).layout(tmp_path)
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        assert (await box.exec("ls -A /new /o 2>&1; echo y > /new/x; cat /new/x")).output == "/new:\ny\n\n/o:\ny\n"
+
+
+async def test_the_root_is_as_the_image_has_it(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
+    name = Made([pack([folder("./", mode=0o711, uid=7, gid=8)]), base, pack([entry("x")])]).layout(tmp_path)
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        assert (await box.exec("stat -c '%a %u:%g' /; busybox chmod 700 /")).output == "711 7:8\n"
+        snapshot = await box.snapshot()
+    async with pool.lease_from(snapshot, "fork") as fork:
+        assert (await fork.exec("stat -c '%a %u:%g' /")).output == "700 7:8\n"
 
 
 async def test_owners_beyond_the_usual_ids_are_kept(pool: SlotPool, base: bytes, tmp_path: Path) -> None:

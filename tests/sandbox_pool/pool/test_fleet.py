@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 import time
 
 import pytest
@@ -46,11 +45,14 @@ async def test_no_more_hosts_start_at_once_than_allowed(make_pool):
 
 async def test_creates_are_paced(make_pool):
     place = FakePlace(slots=1)
+    begun = time.monotonic()
     async with make_pool(place, min_hosts=0, max_hosts=3, max_starting=3, create_interval_s=0.2) as pool:
         leases = await asyncio.gather(*(pool.acquire(f"t{n}") for n in range(3)))
         await asyncio.gather(*(lease.release() for lease in leases))
-    moments = [moment for _, moment in place.started]
-    assert all(later - earlier > 0.15 for earlier, later in itertools.pairwise(moments))
+    moments = sorted(moment - begun for _, moment in place.started)
+    assert all(
+        moment > 0.19 * number for number, moment in enumerate(moments)
+    )  # later on a busy machine, never earlier
 
 
 async def test_idle_hosts_go_down_to_the_minimum(make_pool):

@@ -5,7 +5,7 @@ import pytest
 from sandbox_pool import SandboxSpec
 from sandbox_pool.errors import PlaceUnreachable
 from sandbox_pool.providers.base import ProviderContext, load_provider
-from sandbox_pool.providers.docker import DockerOptions, open_engine
+from sandbox_pool.providers.docker.docker_engine import DockerOptions, open_engine
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from sandbox_pool import HostStartFailed, IsolationUnavailable, PoolConfig, SandboxSpec, ScratchFull
 from sandbox_pool.client.host_client import HostClient
 from sandbox_pool.journal.owner import this_process
+from sandbox_pool.providers import local
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from support.pool_leftovers import cgroup_name, leftovers
 from support.pool_wait import eventually
@@ -156,6 +157,22 @@ async def test_a_server_that_cannot_start_says_why(make_provider, tmp_path):
     with pytest.raises(HostStartFailed, match="this interpreter is broken"):
         await provider.start("h1", SPEC)
     await provider.stop("h1")
+
+
+async def test_another_pool_that_removes_the_empty_root_at_that_moment_does_no_harm(
+    make_provider, tmp_path, monkeypatch
+):
+    removed = []
+
+    def remove_root(root, min_mb):
+        if len(removed) < 3:
+            removed.append(root.rmdir())
+
+    monkeypatch.setattr(local, "require_space", remove_root)
+    provider = make_provider()
+    await provider.start("h1", SandboxSpec())
+    await provider.stop("h1")
+    assert len(removed) == 3
 
 
 async def test_no_server_is_started_on_a_full_disk(make_provider):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_pool import HostStartFailed, PoolConfig, SlotPool
+from sandbox_pool.server import faults
 from sandbox_pool.server.build import helper_build
 from sandbox_pool.server.build.packing import pack
 from support.tools_pythons import find_python
@@ -89,6 +91,16 @@ async def test_a_host_runs_on_another_python_than_the_one_that_packed_it(version
     async with SlotPool.from_config(config) as pool, pool.lease("task") as sandbox:
         await sandbox.write_file("said", b"hello")
         assert (await sandbox.exec("cat said; exit 3")).exit_code == 3
+        process = await sandbox.spawn("sleep 60")
+        assert await process.wait(timeout_s=0.01) is None
+
+
+def test_the_server_catches_the_timeout_of_every_python_that_it_runs_on() -> None:
+    for path in Path(faults.__file__).parent.rglob("*.py"):
+        named = [
+            node.lineno for node in ast.walk(ast.parse(path.read_text())) if getattr(node, "id", "") == "TimeoutError"
+        ]
+        assert not named, f"{path}: faults.TimedOut is what wait_for raises"
 
 
 def test_only_a_pack_for_this_machine_carries_bytecode() -> None:

@@ -63,7 +63,7 @@ async def slot(command: list[str], tmp_path: Path) -> AsyncIterator[Instance]:
     """A slot without isolation, made by this helper and proven gone at the end."""
     scratch = str(tmp_path)
     zygote = Zygote(command, scratch, lambda: None)
-    builder = Builder(zygote, PLAIN, Place(scratch, scratch, (), 0, 0), Cgroups(scratch))
+    builder = Builder(zygote, PLAIN, Place(scratch, scratch, (), 0, 0, 0), Cgroups(scratch))
     instance = await builder.build(0, {}, ())
     yield instance
     problems = await builder.destroy(instance, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_pool.client.sandbox import Sandbox
+from sandbox_pool.server.isolation import cgroups
 from sandbox_pool.server.isolation.cgroups import Cgroups
 from sandbox_pool.spec import SandboxSpec
 from support.pool_wait import eventually_prints
@@ -150,6 +151,30 @@ def _cpu_quota(server: Server, sandbox: Sandbox) -> int | None:
     group = Cgroups(str(server.directory / "scratch")).name
     quota = Path(f"/sys/fs/cgroup/cpu/{group}/{sandbox.slot}/cpu.cfs_quota_us")
     return int(quota.read_text()) if quota.exists() else None
+
+
+GVISOR = {
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    "cpu": ("cpu.cfs_quota_us", "cpu.shares"),
+    "pids": ("pids.max", "pids.current"),
+}
+LINUX = {**GVISOR, "memory": ("memory.limit_in_bytes", "memory.oom_control"), "cpu": ("cpu.cfs_quota_us", "cpu.stat")}
+
+
+@pytest.mark.parametrize(("kernel", "missing"), [(LINUX, ()), (GVISOR, ("memory", "cpu"))], ids=["linux", "gvisor"])
+async def test_groups_that_take_a_limit_and_keep_none_are_not_counted_on(
+    tmp_path, monkeypatch, kernel, missing
+) -> None:
+    groups = Cgroups(str(tmp_path))
+    for controller, names in kernel.items():
+        for name in names:
+            file = tmp_path / controller / groups.name / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    mounts = {controller: str(tmp_path / controller) for controller in kernel}
+    monkeypatch.setattr(cgroups, "_mounted", lambda kind: mounts if kind == "cgroup" else {})
+    groups.setup()
+    assert groups.missing == missing
 
 
 async def test_a_command_that_stops_its_keeper_still_ends_in_time(server: Server, sandbox: Sandbox) -> None:

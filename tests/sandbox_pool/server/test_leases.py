@@ -13,8 +13,8 @@ from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import ProtocolError, SandboxError, SandboxLost, StaleLease
 from sandbox_pool.server.serving import wire
 from sandbox_pool.spec import SandboxSpec
-from support.pool_wait import started
-from support.slot_server import Server, running_server
+from support.pool_wait import eventually, started
+from support.slot_server import Server, names_below, running_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -71,6 +71,34 @@ async def test_files_and_environment_of_the_spec(server: Server) -> None:
         assert result.output == "hello 'you'\n/home/me/work\n2\nc"
     async with server.lease(SandboxSpec()) as sandbox:
         assert (await sandbox.exec("echo ${GREETING-}; ls /opt/c")).exit_code == 2
+
+
+async def test_a_shell_that_waited_has_no_variable_of_the_lease_before(server: Server) -> None:
+    """A free slot may have one waiting, made for a lease like the last one."""
+    for env in ({"A": "1", "HOME": "/opt"}, {"A": "1", "HOME": "/opt"}, {"B": "2"}, {}):
+        sandbox = await server.client.lease(0, task_id="x", spec=SandboxSpec(env=env))
+        seen = (await sandbox.exec("echo ${A-} ${B-} $HOME")).output.split()
+        assert seen == [*(env[name] for name in ("A", "B") if name in env), env.get("HOME", "/root")]
+        assert (await server.client.release(0, sandbox.epoch)).clean
+        await eventually(lambda: names_below(server.process.pid).count("slot-keeper"))
+
+
+async def test_a_slot_whose_next_life_cannot_be_built_is_never_leased_again() -> None:
+    async with running_server(slots=2) as server:
+        sandbox = await server.client.lease(0, task_id="x", spec=SandboxSpec())
+        place = server.directory / "scratch/run/m"
+        place.rmdir()
+        assert (await server.client.release(0, sandbox.epoch)).clean
+
+        async def state() -> bool:
+            return (await server.client.slots())[0].state == "quarantined"
+
+        await eventually(state)
+        place.mkdir()
+        with pytest.raises(SandboxError, match="quarantined, not free"):
+            await server.client.lease(0, task_id="x", spec=SandboxSpec())
+        other = await server.client.lease(1, task_id="x", spec=SandboxSpec())
+        assert (await other.exec("echo 1")).output == "1\n"
 
 
 async def test_slots_and_health_tell_the_truth(server: Server, sandbox: Sandbox) -> None:

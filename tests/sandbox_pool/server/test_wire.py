@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sandbox_pool.server.serving import wire
 from sandbox_pool.server.slots import channel
-from sandbox_pool.server.slots import instance as output
+from sandbox_pool.server.slots import exec_messages as output
 
 HEADERS = st.dictionaries(
     st.text(max_size=5), st.integers(-(2**53), 2**53) | st.text(max_size=10) | st.none(), max_size=4

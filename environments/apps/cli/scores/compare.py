@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from environments.errors import UsageError
+
 EXAMPLE = "hermes-rl compare runs/before runs/after"
 
 
@@ -34,6 +36,11 @@ def run(args: argparse.Namespace) -> int:
 
     records_a, records_b = read_run(args.a), read_run(args.b)
     found = compare(records_a, records_b, str(args.a), str(args.b), CLUSTERS[args.cluster])
+    if not found.pairs:
+        raise UsageError(
+            f"{args.a} and {args.b} have no item in common ({len(found.only_a)} and {len(found.only_b)} items): "
+            "compare runs over the same items, such as two with the same env.seed"
+        )
     if args.json:
         print(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2).decode())
     else:

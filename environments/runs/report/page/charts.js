@@ -28,7 +28,7 @@ function tally(pairs) {
 
 function bars(entries, total) {
   if (!entries.length) return h("p", { class: "empty" }, "none");
-  const most = Math.max(...entries.map(([, entry]) => entry.count));
+  const most = Math.max(1, ...entries.map(([, entry]) => entry.count));
   return h("div", { class: "bars" }, entries.map(([name, entry]) => {
     const fill = h("div", { class: "fill " + (entry.kind || "") });
     fill.style.width = (100 * entry.count) / most + "%";
@@ -115,7 +115,7 @@ function drawTiles(shown, summary, isAll) {
     tile("Mean score", scores.length ? fixed(sum(scores) / scores.length) : "–", error + scores.length + " scored"),
     tile("Solved", scores.length ? percent(shown.filter((r) => r.solved).length / scores.length) : "–", "full verifier score"),
     tile("Lost, not scored", String(lost), isAll ? "worth " + fixed(all.losses.points, 1) + " points" : "not in the mean"),
-    tile("Calls that ran well", calls ? percent(ok / calls) : "–", whole(calls) + " calls"),
-    tile("Sampled tokens", whole(sum(shown.map((r) => r.tokens))), whole(sum(shown.map((r) => r.turns))) + " turns"),
+    tile("Calls that ran well", calls ? percent(ok / calls) : "–", counted(calls, "call")),
+    tile("Sampled tokens", whole(sum(shown.map((r) => r.tokens))), counted(sum(shown.map((r) => r.turns)), "turn")),
     tile("Time in rollouts", seconds(sum(shown.map((r) => r.time[4]))), shown.length ? seconds(sum(shown.map((r) => r.time[4])) / shown.length) + " each" : ""));
 }

@@ -21,6 +21,11 @@ function append(node, children) {
   }
 }
 
+/** `1 turn`, `2 turns`. */
+function counted(number, word) {
+  return whole(number) + " " + word + (number === 1 ? "" : "s");
+}
+
 function svg(tag, attributes, text) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));

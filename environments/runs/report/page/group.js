@@ -56,7 +56,7 @@ function renderMember(rollout, detail, first, parting, onOpen) {
   const where = first === null ? null : parting === -1 ? "the same as the first" : "parts at " + (entry?.turn ? "turn " + entry.turn.turn : "message " + (parting + 1));
   return h("section", { class: "member", "aria-label": "Rollout " + rollout.id },
     h("h3", {}, h("button", { class: "more", type: "button", onclick: () => onOpen(rollout) }, rollout.id)),
-    h("div", { class: "chips" }, scoreChip(rollout), advantageChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), chip(rollout.turns + " turns")),
+    h("div", { class: "chips" }, scoreChip(rollout), advantageChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), chip(counted(rollout.turns, "turn"))),
     story && h("div", { class: "story" }, story),
     rollout.turn_scores?.length > 0 && h("div", { class: "meta" }, "after each turn: " + rollout.turn_scores.map(plain).join(", ")),
     h("div", { class: "meta" }, components.join(" · ") || "no reward"),
@@ -84,7 +84,7 @@ function renderGroup(group, members, details, onOpen, onBack) {
   const scores = members.map((r) => r.score).filter((score) => score !== null);
   const signal = new Set(scores).size > 1;
   replace(byId("detail"),
-    h("button", { class: "quiet", type: "button", onclick: onBack }, "Back"),
+    h("button", { class: "quiet up", type: "button", onclick: onBack }, "Back"),
     h("h2", {}, "Group " + group),
     h("p", { class: "meta" }, members.length + " rollouts of " + members[0].item + "; rewards " + scores.map(plain).join(", ") + "; " + (signal ? "advantages are " + data.baseline : "no signal: all rewards are the same") + "."),
     h("div", { class: "members", tabindex: "0", role: "group", "aria-label": "Members" },

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -78,6 +79,7 @@ async def test_the_model_confirms_its_rollouts_and_contradicts_faults():
         await check_faults(model, records)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 async def test_the_logprobs_are_the_models_own_at_every_temperature():
     async with one_slot(f16=True) as model:
@@ -96,6 +98,27 @@ def scale_logprobs(record: RolloutRecord) -> None:
         segment.logprobs = [p if p == 1.0 else p * 0.7 for p in segment.logprobs]
 
 
+@pytest.mark.timeout(300)
+async def test_entropies_are_at_most_those_of_the_whole_vocabulary_and_near_them():
+    async with one_slot() as model:
+        backend = await connect(model.url)
+        try:
+            prompt = model.tokenizer.encode("The capital of France is", add_special_tokens=False)
+            asked = Sampling(max_tokens=6, temperature=1.0, seed=4, extra_body={"n_probs": 20})
+            told = await backend.generate(prompt, asked)
+            plain = await backend.generate(prompt, replace(asked, extra_body={}))
+            # Last: after an answer of this size the server closes the connection.
+            whole = await backend.generate(prompt, replace(asked, extra_body={"n_probs": 49_152}))
+        finally:
+            await backend.close()
+    assert told.token_ids == whole.token_ids == plain.token_ids
+    assert len(told.entropies) == len(told.token_ids) == 6
+    assert max(whole.entropies) > 1.0
+    for lower, true in zip(told.entropies, whole.entropies, strict=True):
+        assert 0.5 * true <= lower <= true + 1e-3
+    assert plain.entropies == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_the_model_confirms_50_rollouts_of_the_loop_at_300_positions_within_two_hundredths():
@@ -107,6 +130,7 @@ async def test_the_model_confirms_50_rollouts_of_the_loop_at_300_positions_withi
         await check_faults(model, records, rollouts=6)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 async def test_rollouts_of_the_real_model_through_the_loop_are_exact():
     async with several_slots(f16=True) as model:

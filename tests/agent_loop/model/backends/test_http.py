@@ -390,3 +390,28 @@ def test_an_echo_of_other_ids_is_refused(sent, seen):
     else:
         with pytest.raises(ModelRefused, match="not the ids that were sent"):
             echo.checked(payload)
+
+
+async def test_a_connection_that_is_closed_under_a_request_costs_nothing():
+    """Servers close kept connections when they like: what was still being written cannot have been acted on."""
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        headers = await reader.readuntil(b"\r\n\r\n")
+        if len(connections) == 1:
+            writer.transport.abort()
+            return
+        length = next(int(line[16:]) for line in headers.split(b"\r\n") if line.startswith(b"Content-Length: "))
+        await reader.readexactly(length)
+        writer.write(LENGTH)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = JsonClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    try:
+        assert await client.post("/completion", "x" * (16 << 20)) == [1, 20]
+    finally:
+        await client.close()
+        listening.close()
+    assert len(connections) == 2

@@ -153,6 +153,36 @@ def test_html_keeps_structure_and_drops_scripts():
     assert html_to_text(html)[1].split() == ["-", "a", "-", "b", "|", "1", "|", "2"]
 
 
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p title='a > b'>x</p>", "x"),
+        ('<a href="x>y" b=c>one</a> <b>two</b>', "one two"),
+        ("<p don't>it's</p>", "it's"),
+        ("1 < 2 &lt; 3 <3", "1 < 2 < 3 <3"),
+        ("a<!-- <b> -->b<!DOCTYPE x>c<?php d ?>e", "abce"),
+        ("a<script>if (a</b/) '<p>'</script >b<STYLE>x</Style>c", "abc"),
+        ("a<svg><g/></svg>b<svg/>c<br/>d", "abc\nd"),
+        ("a<!-- never closed", "a"),
+        ("a <b", "a"),
+        ("é&eacute;&#233;&amp;lt;", "ééé&lt;"),
+    ],
+)
+def test_text_is_what_a_browser_shows(html, text):
+    assert html_to_text(html)[1] == text
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece", ["<a ", "<!--", "<b> </b>", "<a b='", '<a b="', "<", "&", "</", "<script>", "<![CDATA[", "="]
+)
+def test_a_hostile_page_takes_no_longer_than_another(piece):
+    """html.parser would need hours for some of these."""
+    html_to_text("<title>" + piece * (400_000 // len(piece)))
+    html_to_text("<a " + piece * (400_000 // len(piece)))
+    html_to_text(piece * (400_000 // len(piece)))
+
+
 @given(st.text(alphabet="<>/!-abpscript&;\"'= \n", max_size=200))
 def test_broken_html_never_raises(html):
     html_to_text(html)
@@ -187,6 +217,13 @@ def test_what_a_page_says_of_itself_counts_where_the_header_is_silent():
     assert "Привет" in decode_page(page.encode("cp1251"), None)
     old = '<meta http-equiv="Content-Type" content="text/html; charset=shift_jis"><p>日本'
     assert "日本" in decode_page(old.encode("shift_jis"), None)
+
+
+@pytest.mark.parametrize("name", ["punycode", "IDNA", "unicode_escape", "raw_unicode_escape", "utf_7"])
+def test_an_encoding_that_no_browser_has_is_not_used(name):
+    """A page of 2 MB in punycode would take minutes."""
+    data = f"<meta charset={name}>".encode() + rb"a-b\u0041+AGE-"
+    assert decode_page(data, name) == decode_page(data, None) == data.decode()
 
 
 @given(data=st.binary(max_size=80), charset=st.none() | st.text(max_size=12))

@@ -17,7 +17,7 @@ from environments.apps.cli.main import main
     "server",
     [
         pytest.param("text", marks=pytest.mark.slow),
-        "in-process",
+        pytest.param("in-process", marks=pytest.mark.ci),
         pytest.param("stand-in", marks=pytest.mark.slow),
     ],
 )

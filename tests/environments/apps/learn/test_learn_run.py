@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_loop.records.record import RolloutRecord
-from environments.apps.learn.learn_run import Clock
+from environments.apps.learn.learn_run import Clock, tracked_figures
 from environments.apps.learn.run_folder import read_entries
 from support.learn_program import LearnProcess, tiny_config
 from support.own_packages import write_own_packages
@@ -117,3 +117,17 @@ def test_no_step_is_started_that_would_end_too_late():
     clock.evaluation_took(41.0)
     assert not clock.another_step_fits()
     assert Clock(None, earlier_s=90.0).elapsed_s >= 90.0
+
+
+def test_trackers_get_steps_and_held_out_figures_under_names_of_their_own():
+    step = {"event": "step", "step": 3, "reward": 0.5, "loss": 0.1}
+    assert tracked_figures(step) == {"learn/event": "step", "learn/reward": 0.5, "learn/loss": 0.1}
+    evaluation = {
+        "event": "evaluation",
+        "step": 3,
+        "success": 0.6,
+        "by_kind": {"sort": {"success": 0.2, "rollouts": 8}},
+    }
+    figures = tracked_figures(evaluation)
+    assert (figures["held_out/success"], figures["held_out/sort/success"]) == (0.6, 0.2)
+    assert not any(key.startswith("learn/") for key in figures)

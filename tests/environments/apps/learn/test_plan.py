@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from environments.apps.learn.plan import LearnPlan, LearnRunConfig
+from environments.apps.learn.trl_trainer import half_of_the_cores
 from environments.errors import UsageError
 from environments.launch import load_run
 from support.learn_program import tiny_config
@@ -32,6 +33,8 @@ def test_a_plan_that_cannot_work_is_refused_in_one_sentence(tmp_path):
     serve = orjson.loads(orjson.dumps(good.rollout_config(server, tmp_path / "rollouts.jsonl", "http://a")))
     assert serve["env"]["extra_body"] == {"hermes_group": 2}
     assert serve["env"]["max_num_workers"] == 2
+    tracked = plan("--env.trackers", '["wandb"]').rollout_config(server, tmp_path / "rollouts.jsonl", "http://a")
+    assert tracked["env"]["trackers"] == []  # `learn` tells them, once
 
 
 def test_trl_samples_from_exact_weights_and_refuses_settings_that_it_has_no_use_for(tmp_path):
@@ -45,6 +48,10 @@ def test_trl_samples_from_exact_weights_and_refuses_settings_that_it_has_no_use_
         plan("--trainer.std_floor", "0.1")
     good = plan()
     assert good.model_options["weights"] == "F16"
+    assert good.model_options["threads"] == 1  # as the config has it; without one, half of the cores
+    [server] = good.config.servers()
+    server.options.pop("threads")
+    assert good.model_options["threads"] == half_of_the_cores()
     config = good.rollout_config(good.server("http://b", Path("m.gguf")), tmp_path / "rollouts.jsonl")
     assert "rollout_server_url" not in config["env"]
     assert config["env"]["data_path_to_save_groups"] == str(tmp_path / "rollouts.jsonl")

@@ -55,6 +55,7 @@ async def sampled_group(model, adapter, rng):
     return group
 
 
+@pytest.mark.ci
 async def test_recomputed_logprobs_are_the_servers_before_and_after_training(tmp_path):
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     learner = Learner(load_model(path, SETTINGS.first_layer), SETTINGS)

@@ -129,6 +129,7 @@ def test_a_row_of_several_turns_trains_each_sampled_token_after_all_that_was_rea
     np.testing.assert_allclose(whole[ends], one_by_one(learner, lora, row, row.trained[ends]), atol=2e-4)
 
 
+@pytest.mark.ci
 def test_microbatches_shared_beginnings_and_padding_change_no_gradient(learner, lora):
     rows = rows_of(batch())
     whole = gradient_of(learner, lora, rows)

@@ -12,7 +12,9 @@ LIMITS = ("memory", "pids", "cpu")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", [{}, {"block_network": True}], ids=["tunnel", "exec"])
+@pytest.mark.parametrize(
+    "path", [{}, pytest.param({"block_network": True}, marks=pytest.mark.ci)], ids=["tunnel", "exec"]
+)
 async def test_every_promise_is_kept_but_for_limits_that_need_cgroups(make_config, path):
     checks = [check for check in all_checks() if not any(slow in check.id for slow in ONCE)]
     async with SlotPool.from_config(make_config(path, slots_per_host=16)) as pool:

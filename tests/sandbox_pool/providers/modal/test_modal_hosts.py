@@ -56,6 +56,7 @@ async def test_an_app_that_nobody_made_has_no_hosts(modal, tmp_path):
         await provider.stop("one")
 
 
+@pytest.mark.ci
 async def test_more_hosts_than_one_page_are_listed(modal, provider):
     modal.limits.page_size = 2
     await asyncio.gather(*(provider.start(f"h{n}", SPEC) for n in range(5)))

@@ -136,6 +136,7 @@ async def test_an_image_that_cannot_be_built_fails_with_the_words_of_its_build(m
     assert modal.sandboxes == []
 
 
+@pytest.mark.ci
 async def test_a_hundred_tasks_at_once_need_ten_sandboxes_of_ten_slots(modal, make_config):
     modal.limits.create_bucket = TokenBucket(5, 5)
     config = make_config(slots_per_host=10, min_hosts=0, max_hosts=100, max_starting=100, create_interval_s=None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.model.tokens.template import MessageShape, as_mapping, shape_messages, short_id
+from agent_loop.model.tokens.message_shape import MessageShape, as_mapping, shape_messages, short_id
 
 
 def assistant(*calls, **more):

@@ -1,0 +1,1 @@
+"""Hosts in containers of a Docker or Podman engine."""
