@@ -32,4 +32,4 @@ git archive HEAD | tar -x -C "$home/clone"
 chown -R "$user:" "$home/clone"
 as_user git -C clone init --quiet
 as_user git -C clone add --all
-as_user make -C clone --no-print-directory PYTHON="$python" WORKERS=2 test-random TESTS="$*"
+as_user make -C clone --no-print-directory PYTHON="$python" WORKERS=2 ${SEED:+SEED="$SEED"} test-random TESTS="$*"

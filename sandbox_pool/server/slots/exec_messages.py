@@ -77,6 +77,11 @@ def path_text(path: bytes, otherwise: str) -> str:
     return path.decode("utf-8", "surrogateescape") if len(path) <= MAX_PATH else otherwise
 
 
+def path_for_wire(path: str) -> str:
+    """The same for a frame: JSON cannot hold a name that is not UTF-8."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 class ExecOutcome:
     """The end of a command: the answer to its request, and where the session is."""
 
@@ -92,7 +97,7 @@ class ExecOutcome:
             "code": code,
             "signal": signal_number,
             "timed_out": timed_out,
-            "cwd": self.cwd.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+            "cwd": path_for_wire(self.cwd),
             "us": message.number("us"),
             "out": len(encoded),
             "cut": facts,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..faults import SlotError
 from . import shell
 from .channel import Channel, Message, message_pair
-from .exec_messages import KEEPER_GRACE_S, ExecOutcome, begun, path_text, run_fields, run_message
+from .exec_messages import KEEPER_GRACE_S, ExecOutcome, begun, path_for_wire, path_text, run_fields, run_message
 from .jobs import BASH, Job, next_number, shell_fields
 from .zygote import BuildError, failure_text
 
@@ -276,7 +276,8 @@ class Instance:
         self._lent.channel.send("lend", fds=[theirs.fileno()])
         theirs.close()
         self.line_used_s = time.monotonic()
-        return ours, {"cwd": self.cwd, "workdir": self.workdir, "logs": f"{self.log_dir}/{next(self._names)}-"}
+        logs = f"{self.log_dir}/{next(self._names)}-"
+        return ours, {"cwd": path_for_wire(self.cwd), "workdir": self.workdir, "logs": logs}
 
     def line_told(self, job: Job, message: Message) -> None:
         """What the keeper says of its line: that it was used, that it is over, that a command still runs on it."""

@@ -12,6 +12,7 @@ import pytest
 
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import SandboxLost
+from sandbox_pool.server.slots.channel import PACKET
 from support.pool_wait import eventually, started
 from support.slot_server import Server, names_below, running_server
 
@@ -69,6 +70,14 @@ async def test_what_goes_on_from_a_command_on_the_line_knows_its_state(server: S
     await has_line(server, sandbox)
     await sandbox.forget_state()
     assert (await sandbox.exec("echo ${x-none} $PWD")).output == "none /workspace\n"
+
+
+async def test_a_line_is_lent_in_a_folder_whose_name_is_not_utf8(server: Server, sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir $'\\xff'; cd $'\\xff'")
+    through_the_server = await sandbox.exec("true #" + "x" * PACKET)
+    assert (through_the_server.exit_code, through_the_server.cwd[-2:]) == (0, "/\ufffd")
+    await has_line(server, sandbox)
+    assert (await sandbox.exec("pwd | od -An -tx1 | tail -c 7")).output.split() == ["ff", "0a"]
 
 
 async def test_another_connection_goes_on_in_the_same_shell(server: Server, sandbox: Sandbox) -> None:
