@@ -1,4 +1,4 @@
-"""What a slot makes in the kernel outlives no lease: it would take memory of the host for good, and be read by the next."""
+"""What a slot makes in the kernel does not outlive it, neither in the host's memory nor for the next slot."""
 
 from __future__ import annotations
 
