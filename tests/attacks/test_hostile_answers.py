@@ -8,7 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,10 +83,16 @@ async def test_an_archive_made_to_be_none_is_a_wrong_answer(name: str) -> None:
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[SlotPool]:
+def place() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="answers-", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+async def pool(place: Path) -> AsyncIterator[SlotPool]:
     """Where slots have no user of their own, so that modes hold for a verifier as well."""
-    place = Path(tempfile.mkdtemp(prefix="answers-", dir="/tmp"))
-    place.chmod(0o755)
     user = {"user": "nobody", "python": "/usr/bin/python3"} if os.geteuid() == 0 else {}
     config = PoolConfig(
         slots_per_host=2,
@@ -97,7 +103,6 @@ async def pool() -> AsyncIterator[SlotPool]:
     )
     async with SlotPool.from_config(config) as opened:
         yield opened
-    shutil.rmtree(place)
 
 
 async def left_by(pool: SlotPool, commands: str) -> ToolContext:
