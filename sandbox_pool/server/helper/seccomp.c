@@ -6,6 +6,7 @@
 #include <linux/filter.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -43,7 +44,7 @@ static const int denied[] = {
 static const int lasting[] = {SYS_shmget, SYS_msgget, SYS_semget, SYS_mq_open};
 
 struct program {
-    struct sock_filter code[200];
+    struct sock_filter code[256];
     unsigned short length;
 };
 
@@ -108,6 +109,29 @@ static void deny(struct program *p, const int *calls, size_t count) {
     }
 }
 
+static void answer_if(struct program *p, unsigned int argument, unsigned int value, bool refuse) {
+    load(p, offsetof(struct seccomp_data, args[argument]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, value, refuse ? 0 : 1, refuse ? 1 : 0);
+    give(p, SECCOMP_RET_ERRNO | EPERM);
+    give(p, SECCOMP_RET_ALLOW);
+}
+
+/* A command has the user id of the processes that own its slot. Without descriptors or a share of the processor the
+ * init would be lost, and with it the slot; the ids of threads must stay possible, which libraries for numbers use. */
+static void spare_owners(struct program *p) {
+    static const unsigned int schedules[] = {SYS_sched_setscheduler, SYS_sched_setparam, SYS_sched_setattr};
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 0, 4);
+    answer_if(p, 0, 0, false);
+    for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
+        emit(p, BPF_JMP | BPF_JEQ | BPF_K, schedules[i], 0, 4);
+        answer_if(p, 0, 1, true);
+    }
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_setpriority, 0, 6);
+    load(p, offsetof(struct seccomp_data, args[0]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, PRIO_PROCESS, 0, 2);
+    answer_if(p, 1, 1, true);
+}
+
 /* With `listener` connections are asked about there; without, none can be made. */
 const char *install_seccomp(bool allow_inet, int *listener) {
     struct program p = {.length = 0};
@@ -121,6 +145,7 @@ const char *install_seccomp(bool allow_inet, int *listener) {
 #endif
     deny(&p, denied, sizeof denied / sizeof *denied);
     if (!slot.namespaces && slot.run_uid <= 0) deny(&p, lasting, sizeof lasting / sizeof *lasting);
+    spare_owners(&p);
     if (allow_inet) allow_socket_families(&p);
     else confine_sockets(&p, listener != NULL);
     deny_namespaces(&p);
