@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,8 @@ def _mask(name: str, value: Any) -> Any:
         return MASK
     if isinstance(value, str):
         return _URL_LOGIN.sub(f"{MASK}@", value)
+    if isinstance(value, Enum):
+        return value.value  # as a YAML file spells it
     if isinstance(value, BaseModel | Mapping):
         return masked(value)
     if isinstance(value, list | tuple | set | frozenset):
@@ -224,7 +227,7 @@ def _misfit(data: Any, loaded: Any) -> str | None:
         return "is a number, not true or false"
     if isinstance(loaded, float) and not math.isfinite(loaded):
         return f"is a finite number (got {loaded})"
-    if isinstance(loaded, int | float) and abs(loaded) > LARGEST_NUMBER:
+    if isinstance(loaded, int) and abs(loaded) > LARGEST_NUMBER:
         return f"is at most {LARGEST_NUMBER} (got {loaded})"
     if isinstance(loaded, str) and _NOT_TEXT.search(loaded):
         return f"holds a character that no text has (got {_short(loaded)})"

@@ -127,7 +127,6 @@ ROWS = {
     "process terminal_tasks --env.group_deadline_s 0": "greater than 0",
     "process terminal_tasks --env.groups_at_once 0": "greater than or equal to 1",
     "process terminal_tasks --env.max_agent_turns 99999999999999999999": "is at most 9007199254740992",
-    "process terminal_tasks --env.drain_timeout_s 1e300": "is at most 9007199254740992",
     "process terminal_tasks --env.limits.turn_timeout_s inf": "is a finite number (got inf)",
     "process terminal_tasks --env.inference_weight nan": "is a finite number (got nan)",
     "process terminal_tasks --env.levels '[99999999999999999999]'": "there is no level",
