@@ -41,6 +41,7 @@ static int asker;                 /* where the command that runs came from: the 
 static bool line_over;            /* the line takes no more commands: the server wants it back, or the client is gone */
 static bool recalled;             /* and the server waits to hear of it */
 static bool told_running, kept;   /* what the server was told last; whether a state was saved */
+static bool used;                 /* whether a command was run */
 static long long told_us;
 static char *place;               /* the session's directory */
 
@@ -311,7 +312,7 @@ static void run_command(const struct message *request) {
         drain(out_pipe, 1 << 20);
         if (err_pipe >= 0) drain(err_pipe, 1 << 20);
     }
-    running = true;
+    running = used = true;
     if (write_script(&job, request, out_pipe, err_pipe < 0 ? out_pipe : err_pipe)) return;
     kill(job.shell, SIGKILL); /* no memory left for the command: its shell's end is told, and that it was not begun */
 }
@@ -328,7 +329,7 @@ static bool shell_is_bare(void) {
 
 /* The slot is not used, and others need the memory: its next command starts in a new shell, from the state of this one. */
 static void rest(void) {
-    if (running || !job.shell || !kept || !shell_is_bare()) {
+    if (running || !job.shell || (used && !kept) || !shell_is_bare()) {
         struct writer writer;
         writer_begin(&writer, "awake");
         if (!writer_send(&writer, job.sock, NULL, 0)) detached = true;

@@ -12,6 +12,7 @@ which the rest is what it is called. All of the text is parsed before the first 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -92,9 +93,10 @@ _OPTIONS = _join(
 
 def _write_state() -> str:
     # In this order it can be read back: no alias works and no function is there yet when something else is set.
-    state = (_OPTIONS, "declare -p", "umask -p", "trap -p", "alias -p", "declare -f")
-    builtins = [f"builtin {part}" for part in ("shopt -u expand_aliases", *state, "printf '%s\\n' '#end'")]
-    return f"{{ {_join(*builtins)}; }} >|{_STATE}"
+    parameters = "{ [[ $# == 0 ]] || { builtin printf 'set --'; builtin printf ' %q' \"$@\"; builtin printf '\\n'; }; }"
+    kept = [f"builtin {part}" for part in ("shopt -u expand_aliases", _OPTIONS, "declare -p", "umask -p", "trap -p")]
+    later = [f"builtin {part}" for part in ("alias -p", "declare -f", "printf '%s\\n' '#end'")]
+    return f"{{ {_join(*kept, parameters, *later)}; }} >|{_STATE}"
 
 
 def _report(status: str) -> str:
@@ -128,6 +130,7 @@ def _go_back(workdir: str) -> str:
     return f"[[ ${{PWD-}} -ef . ]] || {{ REPLY=${{OLDPWD-}}; {move}; OLDPWD=$REPLY; }}"
 
 
+@functools.lru_cache(maxsize=64)
 def session_boot(workdir: str) -> str:
     """A shell that takes commands until it is told no more."""
     leave = _join(_save_and_end(), f"REPLY={_STATUS}", _OPEN, "builtin exit $REPLY")
@@ -155,6 +158,7 @@ def session_boot(workdir: str) -> str:
     return _join(_boot(workdir), f"until {taken}; do {one}; done")
 
 
+@functools.lru_cache(maxsize=64)
 def process_boot(workdir: str) -> str:
     """A background process: it starts from the slot's state and leaves none."""
     return _join(
