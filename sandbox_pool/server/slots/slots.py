@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError, TimedOut
@@ -30,6 +30,8 @@ KILL_TIMEOUT_S = 10.0
 PROOF_TIMEOUT_S = 15.0
 MOST_WARM = 8
 """Free slots that have a shell waiting: those that were given back last, which are leased first."""
+MOST_STARTING, START_S = 64, 0.25
+"""So many shells are started at the same time, for commands that came while none waited; and for how long one counts."""
 CROWDED_RESTS_AFTER_S = 1.0
 """How long a shell waits where more of them do than the server wants."""
 ANSWER_TURNS = 4
@@ -324,6 +326,7 @@ class Slots:
         self._sessions: dict[Slot, None] = {}
         """Leased slots with a shell, in the order in which they were used, as far as this server was asked."""
         self._resting: asyncio.TimerHandle | None = None
+        self._starting = asyncio.Semaphore(MOST_STARTING)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def get(self, index: int, epoch: int) -> Slot:
@@ -391,6 +394,22 @@ class Slots:
         if len(self._sessions) < self._most_shells:
             slot.instance.warm_up()
             self.used(slot)
+
+    @contextlib.asynccontextmanager
+    async def turn_to_start(self, instance: Instance) -> AsyncIterator[None]:
+        """For a command that may need a new shell: with thousands at once there would be memory for none of them."""
+        if instance.has_shell:
+            yield
+            return
+        await self._starting.acquire()
+        held = [self._starting]
+        timer = asyncio.get_running_loop().call_later(START_S, lambda: held.pop().release())
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if held:
+                held.pop().release()
 
     def used(self, slot: Slot) -> None:
         """A command has run in this slot; perhaps it is time for others to rest."""
