@@ -126,7 +126,13 @@ def test_bench_gives_every_promised_figure_beside_its_control(state, tmp_path, c
     for name in ("control_exec_ms", "exec_ms", "acquire_ms", "reset_ms", "fork_ms"):
         assert set(result[name]) == {"p50", "p95", "p99"}
         assert result[name]["p50"] > 0
-    for name in ("isolation", "throughput_per_s", "control_throughput_per_s", "waiting_kb_per_slot", "idle_kb_per_slot"):
+    for name in (
+        "isolation",
+        "throughput_per_s",
+        "control_throughput_per_s",
+        "waiting_kb_per_slot",
+        "idle_kb_per_slot",
+    ):
         assert result[name]
     assert result["transfer_exact"] is True
     assert set(result["ratios"]) == {"exec_p50", "exec_p99", "reset_p50", "cycle_p50", "throughput"}

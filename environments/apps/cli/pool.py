@@ -496,9 +496,7 @@ def bench(args: argparse.Namespace) -> int:
         return _bench_image(args)
     from environments.apps.bench.bench_pool import BenchPlan, run_bench, run_many
 
-    plan = BenchPlan(
-        args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb, rest_s=args.rest_s
-    )
+    plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb, rest_s=args.rest_s)
     console = Console(stderr=True)
 
     def say(text: str) -> None:

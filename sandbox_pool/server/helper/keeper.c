@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -317,12 +319,27 @@ static void run_command(const struct message *request) {
     kill(job.shell, SIGKILL); /* no memory left for the command: its shell's end is told, and that it was not begun */
 }
 
+/* Whether a command changed what the kernel holds of a process: its limits, its priority, where it may run. */
+static bool shell_is_ordinary(void) {
+    cpu_set_t its, ours;
+    CPU_ZERO(&its);
+    CPU_ZERO(&ours);
+    for (int i = 0; i < RLIM_NLIMITS; i++) {
+        struct rlimit one, other;
+        if (prlimit(job.shell, (enum __rlimit_resource)i, NULL, &one) || getrlimit((enum __rlimit_resource)i, &other)) return false;
+        if (one.rlim_cur != other.rlim_cur || one.rlim_max != other.rlim_max) return false;
+    }
+    return getpriority(PRIO_PROCESS, (id_t)job.shell) == getpriority(PRIO_PROCESS, 0) &&
+           sched_getaffinity(job.shell, sizeof its, &its) == 0 && sched_getaffinity(0, sizeof ours, &ours) == 0 &&
+           CPU_EQUAL(&its, &ours);
+}
+
 /* Whether nothing would be missed if the shell ended now: no process, and no descriptor that a command opened in it. */
 static bool shell_is_bare(void) {
     char path[32];
     snprintf(path, sizeof path, "/proc/%d/fd", job.shell);
     int given = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool bare = given >= 0 && count_entries(given) == 3 + FD_OUT + PIPES - FD_WAKE && !anything_left();
+    bool bare = given >= 0 && count_entries(given) == 3 + FD_OUT + PIPES - FD_WAKE && !anything_left() && shell_is_ordinary();
     if (given >= 0) close(given);
     return bare;
 }

@@ -91,12 +91,31 @@ _OPTIONS = _join(
 )
 
 
+_PARAMETERS = _join("builtin printf 'set --'", "builtin printf ' %q' \"$@\"", "builtin printf '\\n'")
+# What `popd` goes back to, without the top, which is the working directory. REPLY holds the word for the report here.
+_DIRECTORIES = _join(
+    "builtin printf '__hermes_on=('",
+    "builtin printf ' %q' \"${DIRSTACK[@]:1}\"",
+    "builtin printf '%s\\n' '); for ((REPLY = ${#__hermes_on[@]}; REPLY--; ))"
+    ' do pushd -n "${__hermes_on[REPLY]}"; done; unset __hermes_on\'',
+)
+
+
 def _write_state() -> str:
     # In this order it can be read back: no alias works and no function is there yet when something else is set.
-    parameters = "{ [[ $# == 0 ]] || { builtin printf 'set --'; builtin printf ' %q' \"$@\"; builtin printf '\\n'; }; }"
-    kept = [f"builtin {part}" for part in ("shopt -u expand_aliases", _OPTIONS, "declare -p", "umask -p", "trap -p")]
-    later = [f"builtin {part}" for part in ("alias -p", "declare -f", "printf '%s\\n' '#end'")]
-    return f"{{ {_join(*kept, parameters, *later)}; }} >|{_STATE}"
+    steps = (
+        "builtin shopt -u expand_aliases",
+        f"builtin {_OPTIONS}",
+        f"[[ -z ${{DIRSTACK[1]-}} ]] || {{ {_DIRECTORIES}; }}",
+        "builtin declare -p",
+        "builtin umask -p",
+        "builtin trap -p",
+        f"[[ $# == 0 ]] || {{ {_PARAMETERS}; }}",
+        "builtin alias -p",
+        "builtin declare -f",
+        "builtin printf '%s\\n' '#end'",
+    )
+    return f"{{ {_join(*steps)}; }} >|{_STATE}"
 
 
 def _report(status: str) -> str:

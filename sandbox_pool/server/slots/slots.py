@@ -31,7 +31,7 @@ PROOF_TIMEOUT_S = 15.0
 MOST_WARM = 8
 """Free slots that have a shell waiting: those that were given back last, which are leased first."""
 MOST_STARTING, START_S = 64, 0.25
-"""So many shells are started at the same time, for commands that came while none waited; and for how long one counts."""
+"""So many shells are started at the same time, for commands that found none; and how long each of them counts."""
 CROWDED_RESTS_AFTER_S = 1.0
 """How long a shell waits where more of them do than the server wants."""
 ANSWER_TURNS = 4
@@ -418,7 +418,7 @@ class Slots:
         self._rest_later()
 
     def _rest_later(self) -> None:
-        if self._sessions and (self._resting is None or self._is_crowded and self._resting.when() > self._soon()):
+        if self._sessions and (self._resting is None or (self._is_crowded and self._resting.when() > self._soon())):
             if self._resting is not None:
                 self._resting.cancel()
             after_s = CROWDED_RESTS_AFTER_S if self._is_crowded else self._rest_after_s / 2
