@@ -59,7 +59,7 @@ class Slot:
         self.unproven = ""
         """Why that failed. Such a slot is never leased again."""
         self.memory_kills = 0
-        """Of its cgroup, when the lease began."""
+        """Of its cgroup, when the instance was built."""
         self.calls = 0
         """Requests under way."""
         self.used_s = time.monotonic()
@@ -359,7 +359,6 @@ class Slots:
         slot.layers = tuple(layers)
         try:
             await self._fit(slot, spec, layers)
-            slot.memory_kills = self.builder.cgroups.memory_kills(index)
         except BaseException as error:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
@@ -385,7 +384,7 @@ class Slots:
         if first:
             self._logins[login] = await self._log_in(slot, spec)
         if slot.instance is None:
-            slot.instance = await self.builder.build(slot.index, spec, layers)
+            slot.instance = await self._build(slot, spec, layers)
             slot.shape = shape
         slot.env = check_env(spec.get("env"))
         slot.instance.set_environment(slot.env)
@@ -394,6 +393,11 @@ class Slots:
         if len(self._sessions) < self._most_shells:
             slot.instance.warm_up()
             self.used(slot)
+
+    async def _build(self, slot: Slot, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
+        instance = await self.builder.build(slot.index, spec, layers)
+        slot.memory_kills = self.builder.cgroups.memory_kills(slot.index)
+        return instance
 
     @contextlib.asynccontextmanager
     async def turn_to_start(self, instance: Instance) -> AsyncIterator[None]:
@@ -503,7 +507,7 @@ class Slots:
             await asyncio.sleep(0)
         spec = json.loads(slot.shape)[0]
         try:
-            slot.instance = await self.builder.build(slot.index, spec, ())
+            slot.instance = await self._build(slot, spec, ())
         except (TimedOut, BuildError, SlotError, OSError) as error:
             slot.unproven = f"slot {slot.index} was not proven empty: {error or type(error).__name__}"
             slot.state = "quarantined" if slot.state == "free" else slot.state
