@@ -1,10 +1,10 @@
 """Everything fails, in the order of a seed, and nothing may be lost: `make chaos CHAOS_SECONDS=600 SEED=7`.
 
-The pipeline is real (run-api, `hermes-rl serve`, with two workers where the seed is odd, slot servers, a model server that speaks vLLM's protocol; the trainer
-takes batches and keeps them). Checked all along: every delivered group is, token for token, one that the environment
-stored; `verify` finds nothing; no group comes twice; none has a rollout that infrastructure ended; no untrainable
-rollout has a score; after each fault a new group arrives within a bound. At the end: calm throughput is back, and no
-process, mount, cgroup, file or lease is left.
+The pipeline is real: run-api, `hermes-rl serve` (with two workers where the seed is odd), slot servers, a model server
+that speaks vLLM's protocol; the trainer takes batches and keeps them. Checked all along: each delivered group is, token
+for token, one that the environment stored; `verify` finds nothing; no group comes twice; none has a rollout that
+infrastructure ended; no untrainable rollout has a score; after each fault a new group arrives within a bound. At the
+end: calm throughput is back, and no process, mount, cgroup, file or lease is left.
 """
 
 from __future__ import annotations

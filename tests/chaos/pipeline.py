@@ -207,7 +207,7 @@ class Pipeline:
                 "health_interval_s": 0.5,
                 "health_timeout_s": 2.0,
                 "lost_after_s": 8.0,
-                # A host that is stopped while it starts looks like one that starts slowly: so long may pass for nothing.
+                # A host that is stopped while it starts looks like a slow one: so long may pass for nothing.
                 "start_timeout_s": 25.0,
                 "acquire_timeout_s": 60.0,
             },
