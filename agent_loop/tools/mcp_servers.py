@@ -245,7 +245,7 @@ class McpServer:
     async def _ended(self, error: Exception) -> McpServerLost:
         """After the session's end, so that what the server said last is known."""
         await self.close()
-        return self._lost(f"ended ({error or type(error).__name__})")
+        return self._lost(f"ended ({str(error) or type(error).__name__})")
 
     def _lost(self, what: str) -> McpServerLost:
         cause = None
