@@ -105,8 +105,8 @@ _INSIDE_A_WORD = re.compile(r"(?<=\w)(?:\\|\"\"|'')(?=\w)")
 
 
 def as_a_shell_reads(text: str) -> str:
-    """The text without what a shell or a terminal drops: line continuations, `$IFS`, escapes inside words, control codes;
-    wide letters as plain ones."""
+    """The text without what a shell or a terminal drops: line continuations, `$IFS`, escapes inside words and control
+    codes; wide letters as plain ones."""
     plain = strip_ansi(unicodedata.normalize("NFKC", text)).replace("\0", "")
     return _INSIDE_A_WORD.sub("", _CONTINUED.sub(" ", plain))
 
