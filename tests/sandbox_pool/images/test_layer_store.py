@@ -117,11 +117,11 @@ def test_headers_for_all_entries_are_not_collected_without_end(tmp_path: Path) -
 
 def test_a_layer_of_very_many_small_members_is_read_in_one_go(tmp_path: Path) -> None:
     """As indexed layers have it: each file is a gzip stream of its own, with padding between some."""
-    layer = pack([entry(f"f{number}", data=b"%d" % number) for number in range(3000)])
+    layer = pack([entry(f"f{number}", data=b"%d" % number) for number in range(800)])
     blocks = [layer[at : at + 512] for at in range(0, len(layer), 512)]
     blob = b"".join(gzip.compress(block) + bytes(7 * (at % 5 == 0)) for at, block in enumerate(blocks))
     unpack(blob, tmp_path / "layer", wanted=digest(layer))
-    assert (tmp_path / "layer/f2999").read_bytes() == b"2999"
+    assert (tmp_path / "layer/f799").read_bytes() == b"799"
     with pytest.raises(LayerRefused):
         unpack(blob.rstrip(b"\0")[:-3], tmp_path / "cut", wanted=digest(layer))
 
