@@ -256,7 +256,7 @@ class McpServer:
     async def _ended(self, error: Exception) -> SandboxError:
         """After the session's end, so that what the server said last is known."""
         await self.close()
-        return self._lost(f"ended ({error or type(error).__name__})")
+        return self._lost(f"ended ({str(error) or type(error).__name__})")
 
     def _lost(self, what: str) -> SandboxError:
         cause = None
@@ -279,13 +279,22 @@ def _parsed(line: str) -> SessionMessage | Exception:
 
 def _outcome(result: Any) -> ToolOutcome:
     """What the model reads: the texts, or the structured result where there are none."""
-    texts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
+    texts = [_text(block) for block in result.content]
     text = "\n".join(texts)
     if result.is_error:
         raise ToolFailure(text or "The tool failed.")
     if not texts and result.structured_content is not None:
         return outcome_of(dict(result.structured_content))
     return outcome_of({"result": text})
+
+
+def _text(block: Any) -> str:
+    """Of a block of any kind. What is no text is named, so that the model knows that there was something."""
+    held = block.resource if block.type == "resource" else block
+    if isinstance(text := getattr(held, "text", None), str):
+        return text
+    named = [str(value) for value in (getattr(held, "uri", None), getattr(held, "mime_type", None)) if value]
+    return f"[{' '.join([block.type, *named])}]"
 
 
 @contextlib.asynccontextmanager

@@ -365,7 +365,7 @@ class AgentState:
         return await self._off_loop(path, lambda root: self._list(root, path))
 
     async def texts(self) -> dict[str, str]:
-        """Path -> text of every file, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
+        """Path -> text of every file and empty folder, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
         try:
             return await self._off_loop(".", _texts)
         except SandboxFileError as error:  # only the view loses by it, never the score
@@ -455,7 +455,9 @@ class AgentState:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    paths = sorted(root.rglob("*"))
+    filled = {path.parent for path in paths}
+    files = [path for path in paths if path.is_symlink() or not path.is_dir() or path not in filled]
     found = {str(path.relative_to(root)): _text(path) for path in files[:MOST_STORED]}
     return found | ({"...": f"{len(files) - MOST_STORED} more files"} if len(files) > MOST_STORED else {})
 
@@ -463,6 +465,8 @@ def _texts(root: Path) -> dict[str, str]:
 def _text(path: Path) -> str:
     if path.is_symlink():
         return f"(link to {path.readlink()})"
+    if path.is_dir():
+        return "(empty folder)"
     if not path.is_file():
         return "(neither file nor folder)"
     size = path.stat().st_size

@@ -129,6 +129,8 @@ async def test_its_tools_join_with_a_prefix_and_work_from_the_model_and_from_scr
     printed = await shop.script("import hermes_tools as t\nprint(t.shop_sell_goods('cheese', kilograms=2)['result'])")
     assert printed.startswith("sold 2 kg of cheese")
     assert len((await shop("shop_long", chars=700_000))["result"]) == 700_000
+    leaflet = (await shop("shop_leaflet"))["result"].split("\n")
+    assert leaflet == ["look:", "cheese is cheap", "[resource_link https://shop.example/b]", "[image image/png]"]
 
 
 @SLOW
@@ -236,6 +238,6 @@ async def test_a_server_that_does_not_start_says_why(sandbox, server, said):
 @SLOW
 async def test_two_tools_of_one_name_are_refused(sandbox):
     servers = {"a": configured("host", prefix=""), "b": configured("host", prefix="")}
-    with pytest.raises(ToolsetError, match="two tools are called 'price'"):
+    with pytest.raises(ToolsetError, match="two tools are called 'price'.*prefix"):
         async with SandboxTools(sandbox, [], mcp=servers):
             pass
