@@ -65,7 +65,7 @@ def _recorded(scratch: str) -> list[tuple[int, int]]:
 def _marked(scratch: str) -> list[tuple[int, int]]:
     """Processes of slots without a PID namespace: their HOME or their working directory is in this scratch space.
 
-    One that has cleared its environment and left its directory still has its mark; at the level `plain` it could change it.
+    One that has cleared its environment and left its directory still has its mark; at `plain` it could change it.
     """
     number = str(mark(scratch))
     slots = os.path.join(os.path.realpath(scratch), "slots", "")

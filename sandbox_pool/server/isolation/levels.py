@@ -133,7 +133,7 @@ def slot_root(place: Place, index: int) -> str:
 
 
 def mark(scratch: str) -> int:
-    """What the processes of this scratch space's slots have as their limit of locks, which means nothing to the kernel."""
+    """What processes of slots in this scratch space have as their limit of locks, which means nothing to the kernel."""
     return int.from_bytes(hashlib.sha256(os.fsencode(os.path.realpath(scratch))).digest()[:7], "big") | 1 << 56
 
 
