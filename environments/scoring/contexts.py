@@ -209,12 +209,15 @@ class SandboxContext:
         await (await self.sandbox()).download(remote, Path(local), kind="d", links=False)
 
     async def search(self, pattern: str, path: str = ".") -> list[SearchHit]:
-        """Every line below `path` that matches an extended regular expression."""
-        command = f"grep -rnIEZ -e {shlex.quote(pattern)} -- {shlex.quote(path)}"
-        result = await self.exec(command)
+        """Every line below `path` that matches an extended regular expression; OSError when not all can be read."""
+        looked_for, where = shlex.quote(pattern), shlex.quote(path)
+        tried = f"grep -qE -e {looked_for} /dev/null; [ $? -lt 2 ] || {{ grep -E -e {looked_for} /dev/null; exit 3; }}"
+        result = await self.exec(f"{tried}; grep -rnIEZ -e {looked_for} -- {where}")
+        if result.exit_code == 2:
+            raise SandboxFileError(errno.EACCES, result.output.strip()[-200:], path)
         if result.exit_code > 1:
             raise ValueError(f"search for {pattern!r} failed: {result.output.strip()[:200]}")
-        return [_hit(line) for line in result.output.splitlines() if "\0" in line]
+        return _hits(result.output)
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run one of the model's tools as the model would; its JSON result, or {"output": text}."""
@@ -232,7 +235,7 @@ class SandboxContext:
         if paths:
             result = await self.exec("rm -rf -- " + " ".join(map(shlex.quote, paths)))
             if result.exit_code != 0:
-                raise OSError(f"could not remove {', '.join(paths)}: {result.output.strip()[:200]}")
+                raise SandboxFileError(errno.EACCES, f"cannot be removed: {result.output.strip()[:200]}", paths[0])
 
 
 def _existing(path: str | Path, file: bool) -> Path:
@@ -242,10 +245,16 @@ def _existing(path: str | Path, file: bool) -> Path:
     return local
 
 
-def _hit(line: str) -> SearchHit:
-    path, rest = line.split("\0", 1)
-    number, text = rest.split(":", 1)
-    return SearchHit(path, int(number), text)
+def _hits(output: str) -> list[SearchHit]:
+    """`path NUL number:text`, one after the other. A path may hold newlines, so only the NUL ends it."""
+    found, at = [], 0
+    while (nul := output.find("\0", at)) >= 0:
+        end = output.find("\n", nul)
+        end = len(output) if end < 0 else end
+        number, _, text = output[nul + 1 : end].partition(":")
+        found.append(SearchHit(output[at:nul], int(number), text))
+        at = end + 1
+    return found
 
 
 MAX_LINKS = 40
