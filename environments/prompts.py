@@ -108,11 +108,7 @@ def _rows(config: PromptsConfig) -> list[Row]:
         if not prompt or not isinstance(prompt, str | list):
             raise ConfigError(f"{source}, row {number}: {field!r} is not a text or a list of messages")
         for place, message in enumerate(prompt if isinstance(prompt, list) else (), 1):
-            if (
-                not isinstance(message, Mapping)
-                or not message.get("role")
-                or not {"content", "tool_calls"} & {*message}
-            ):
+            if not isinstance(message, Mapping) or not message.get("role") or not {"content", "tool_calls"} & {*message}:
                 raise ConfigError(f"{source}, row {number}: message {place} of {field!r} has no `role` or no `content`")
         if row.get("id") is None:
             row["id"] = f"{Path(source).stem}-{number}"
