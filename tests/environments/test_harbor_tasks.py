@@ -114,12 +114,18 @@ def test_a_reward_is_finite_numbers_or_an_error(name: str, data: bytes, rewards:
         ({"verifier": "collect = [{command = 'x'}]"}, "collect"),
         ({"agent": "user = 'bob'", "verifier": "user = 'root'"}, "verifier.user"),
         ({"environment": "cpus = -1"}, "task.toml: environment.cpus"),
-        ({"agent": "timeout_sec ="}, "Invalid value"),
+        ({"agent": "timeout_sec ="}, "count-lines/task.toml: Invalid value"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(tmp_path: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         HarborTask.read(copied(tmp_path, **changes))
+
+
+def test_a_key_that_is_nearly_one_of_harbors_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    HarborTask.read(copied(tmp_path, environment="cpu = 2\nskills_dir = '/x'", verifier="timeout_secs = 9"))
+    said = [record.getMessage().removeprefix(str(tmp_path)) for record in caplog.records]
+    assert said == ["/count-lines/task.toml, [environment]: `cpu` is not read: did you mean `cpus`?"]
 
 
 @pytest.mark.parametrize(
