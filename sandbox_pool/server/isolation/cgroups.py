@@ -110,8 +110,8 @@ class Cgroups:
         ]
 
     def _needed(self, controller: str, spec: Mapping[str, Any]) -> bool:
-        """One group shows which processes are left. For each memory group the kernel keeps a record of every file system
-        of the machine, and of all slots: those without a limit have none."""
+        """One group shows which processes are left. For each memory group the kernel keeps a record of every file
+        system of the machine, those of all slots included: slots without a limit have none."""
         if controller == "memory" and self._version == 1 and "pids" in self._bases:
             return bool(spec.get("memory_mb"))
         return controller != "cpu" or bool(spec.get("cpu"))
