@@ -97,6 +97,7 @@ class SandboxSpec(BaseModel):
     """Cores; None: no limit."""
     memory_mb: int | None = Field(default=2048, gt=0)
     disk_mb: int | None = Field(default=1024, gt=0)
+    """What commands may write, /dev/shm included."""
     pids: int | None = Field(default=512, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of every command, on top of a minimal one. The server's own environment is never visible."""

@@ -65,8 +65,8 @@ class BenchPlan:
     """Wall time of each throughput sample; sandbox and control alternate."""
     throughput_turns: int = 2
     transfer_mb: int = 100
-    rest_s: float = 12.0
-    """How long slots are left alone before they count as idle: their shells rest after 10 s."""
+    rest_s: float = 16.0
+    """How long slots are left alone before they count as idle: their shells rest after 10 to 15 s."""
 
 
 @dataclass

@@ -34,6 +34,8 @@ MOST_STARTING, START_S = 64, 0.25
 """So many shells are started at the same time, for commands that found none; and how long each of them counts."""
 CROWDED_RESTS_AFTER_S = 1.0
 """How long a shell waits where more of them do than the server wants."""
+MOST_REBUILDING = 4
+"""At the same time: when many slots are given back at once, resets come first, and a lease builds what it waits for."""
 ANSWER_TURNS = 4
 """Turns of the event loop in which the answer to a release is sent."""
 PROOF = b"echo $((6*7)); read -r word _ </proc/self/status; echo $word"
@@ -56,6 +58,8 @@ class Slot:
         """Of the last lease: most likely of the next one, too."""
         self.rebuilding: asyncio.Task[None] | None = None
         """Makes the next instance, from the moment on at which the last one was proven gone."""
+        self.queued = False
+        """Whether that is still to begin."""
         self.unproven = ""
         """Why that failed. Such a slot is never leased again."""
         self.memory_kills = 0
@@ -68,7 +72,7 @@ class Slot:
     @property
     def stands(self) -> bool:
         """Whether something is built on its layers, or is about to be."""
-        return self.instance is not None or self.rebuilding is not None or self.state != "free"
+        return self.instance is not None or self.rebuilding is not None or self.queued or self.state != "free"
 
     def report(self) -> dict[str, Any]:
         """As listed to clients."""
@@ -321,6 +325,7 @@ class Slots:
         """Shell state after the profiles of an image were sourced."""
         self.builder = builder
         self._rebuilding = 0
+        self._to_rebuild: dict[Slot, None] = {}
         self._warm: dict[Slot, Instance] = {}
         """Free slots with a shell waiting, in the order in which they were given back."""
         self._sessions: dict[Slot, None] = {}
@@ -368,6 +373,8 @@ class Slots:
         return slot
 
     async def _fit(self, slot: Slot, spec: Mapping[str, Any], layers: Sequence[str]) -> None:
+        self._to_rebuild.pop(slot, None)
+        slot.queued = False
         if slot.rebuilding is not None:
             await asyncio.wait([slot.rebuilding])
         if slot.unproven:
@@ -497,9 +504,18 @@ class Slots:
         slot.state = "quarantined" if problems else "free"
         slot.task_id = ""
         if not problems and self.builder.level.namespaces and not slot.layers and not _has_mounts(slot.shape):
+            self._to_rebuild[slot] = None
+            slot.queued = True
+            self._start_rebuilds()
+        return {"clean": not problems, "problems": problems, "duration_s": time.monotonic() - started}
+
+    def _start_rebuilds(self) -> None:
+        while self._to_rebuild and self._rebuilding < MOST_REBUILDING:
+            slot = next(iter(self._to_rebuild))
+            del self._to_rebuild[slot]
+            slot.queued = False
             self._rebuilding += 1
             slot.rebuilding = asyncio.get_running_loop().create_task(self._rebuild(slot))
-        return {"clean": not problems, "problems": problems, "duration_s": time.monotonic() - started}
 
     async def _rebuild(self, slot: Slot) -> None:
         """Build for a lease like the last one."""
@@ -515,6 +531,7 @@ class Slots:
         finally:
             slot.rebuilding = None
             self._rebuilding -= 1
+            self._start_rebuilds()
         if slot.state == "free" and not self._rebuilding:  # with many at once nobody can tell which is leased next
             self._warm_up(slot, slot.instance)
 
