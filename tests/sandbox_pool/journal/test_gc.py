@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -380,3 +380,66 @@ def test_what_nobody_set(tmp_path):
     )
     assert default_place("p", tmp_path, {"a": 1})[1]["scratch_dir"] == str(tmp_path)
     assert default_place("p", tmp_path, {"a": 1})[1]["options"] == {"a": 1}
+
+
+def test_settings_are_compared_as_the_journal_keeps_them(journal, tmp_path):
+    settings = {**SETTINGS, "scratch_dir": tmp_path}
+    journal.beat(DEAD)
+    journal.intend(JournalHost("h1", DEAD.tag(), "fakes:Place", settings, "key", "intent"))
+    journal.running("h1", address="a", slots=1, isolation="plain")
+    assert claim_running(journal, ME, provider="fakes:Place", settings=settings, spec_key="key", limit=4) == ["h1"]
+
+
+class TestWhichPlacesAreAsked:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """(provider, settings) of each place, in the order of listing; nothing is there."""
+        asked = []
+
+        def load(name, settings, state_dir, me):
+            asked.append((name, settings))
+            return FakePlace()
+
+        monkeypatch.setattr("sandbox_pool.journal.gc._load", load)
+        return asked
+
+    @pytest.mark.parametrize(("platform", "places"), [("linux", ["local"]), ("darwin", [])])
+    async def test_this_machine_where_it_can_have_hosts(self, journal, asked, tmp_path, monkeypatch, platform, places):
+        monkeypatch.setattr("sandbox_pool.journal.gc.sys", SimpleNamespace(platform=platform))
+        await collect_orphans(journal, tmp_path, ME)
+        assert [name for name, _ in asked] == places
+        assert all(settings == default_place("local")[1] for _, settings in asked)
+
+    async def test_each_that_the_journal_knows_once(self, journal, asked, tmp_path):
+        other = {**SETTINGS, "slots": 2}
+        for number, (provider, settings) in enumerate(
+            [("one", SETTINGS), ("two", SETTINGS), ("one", SETTINGS), ("one", other)]
+        ):
+            journal.beat(ME)
+            journal.intend(JournalHost(f"h{number}", ME.tag(), provider, settings, "key", "intent"))
+        await collect_orphans(journal, tmp_path, ME)
+        ours = [place for place in asked if place[0] != "local"]
+        assert ours == [("one", SETTINGS), ("two", SETTINGS), ("one", other)]
+
+    async def test_a_named_one_that_the_journal_knows_too_once(self, journal, asked, tmp_path):
+        settings = {**SETTINGS, "scratch_dir": tmp_path}
+        journal.beat(ME)
+        journal.intend(JournalHost("h1", ME.tag(), "one", settings, "key", "intent"))
+        turned = dict(reversed(settings.items()))
+        await collect_orphans(journal, tmp_path, ME, places=[("one", turned)])
+        assert [place for place in asked if place[0] != "local"] == [("one", turned)]
+
+    async def test_this_machine_that_cannot_be_asked_is_a_failure(self, journal, tmp_path, monkeypatch):
+        def load(*_):
+            raise OSError("no scratch")
+
+        monkeypatch.setattr("sandbox_pool.journal.gc.sys", SimpleNamespace(platform="linux"))
+        monkeypatch.setattr("sandbox_pool.journal.gc._load", load)
+        report = await collect_orphans(journal, tmp_path, ME)
+        assert said(report) == [("*", "local", "failed", "local cannot be asked what is there: no scratch")]
+
+
+async def test_an_unrecorded_host_is_destroyed_with_the_settings_of_its_place(journal, closing, tmp_path):
+    run(closing, "lost")
+    await collect_orphans(journal, tmp_path, ME, places=[("fakes:Place", {**SETTINGS, "slots": 5})])
+    assert [(context.state_dir, context.slots) for context, _ in closing.given] == [(tmp_path, 5)] * 2
