@@ -300,7 +300,9 @@ async def test_a_place_that_hangs_is_given_up(journal, place, tmp_path, monkeypa
     monkeypatch.setattr("sandbox_pool.journal.gc.LIST_TIMEOUT_S", 0.01)
     monkeypatch.setattr(place, "list", asyncio.Event().wait)
     report = await asyncio.wait_for(collect_orphans(journal, tmp_path, ME, places=[("fakes:Place", SETTINGS)]), 30)
-    assert report.actions[0].reason == "fakes:Place cannot be asked what is there: TimeoutError"
+    # This machine may be slower than that, too.
+    (reason,) = [action.reason for action in report.actions if action.provider == "fakes:Place"]
+    assert reason == "fakes:Place cannot be asked what is there: TimeoutError"
 
 
 async def test_a_stop_that_hangs_is_given_up(journal, place, tmp_path, monkeypatch):
