@@ -445,3 +445,15 @@ async def test_an_unrecorded_host_is_destroyed_with_the_settings_of_its_place(jo
     run(closing, "lost")
     await collect_orphans(journal, tmp_path, ME, places=[("fakes:Place", {**SETTINGS, "slots": 5})])
     assert [(context.state_dir, context.slots) for context, _ in closing.given] == [(tmp_path, 5)] * 2
+
+
+async def test_an_owner_elsewhere_whose_heart_stopped_long_ago_is_dead(journal, place, tmp_path, monkeypatch):
+    far = dataclasses.replace(ME, machine="far")
+    monkeypatch.setattr("sandbox_pool.journal.journal.time.time", lambda: 1.0)
+    record(journal, "h1", far)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "fakes", SimpleNamespace(Place=lambda context, options: place))
+    place.owner = ME.tag()
+    report = await collect_orphans(journal, tmp_path, ME)
+    assert [(action.name, action.done) for action in report.actions] == [("h1", "destroyed")]
+    assert far.tag() not in journal.owners()
