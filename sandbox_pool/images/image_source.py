@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import platform
 import re
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from sandbox_pool.errors import ImageError
 
-Json = dict[str, Any]
 Blob = Callable[[], AsyncIterator[bytes]]
 LOCAL_KINDS = ("oci", "oci-archive", "docker-archive", "dockerfile")
 PIECE = 1 << 20
@@ -33,6 +33,63 @@ _NAME = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]+)?\Z")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+
+
+class Platform(BaseModel):
+    """What an image runs on."""
+
+    os: str = "linux"
+    architecture: str | None = None
+
+
+class Described(BaseModel):
+    """A blob, as a manifest names it. Its digest becomes the name of a file, so it is a digest or refused."""
+
+    digest: Digest
+    size: int | None = Field(None, ge=0)
+    platform: Platform | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Manifest(BaseModel):
+    """A manifest, or a list of them."""
+
+    manifests: list[Described] | None = None
+    config: Described | None = None
+    layers: list[Described] | None = None
+
+
+class Settings(BaseModel):
+    """What an image says of the programs in it."""
+
+    env: list[Text] | None = Field(None, alias="Env")
+    working_dir: Text | None = Field(None, alias="WorkingDir")
+    user: Text | None = Field(None, alias="User")
+
+
+class RootFs(BaseModel):
+    """The layers, by the digests of their plain archives."""
+
+    diff_ids: list[Digest] | None = None
+
+
+class Configuration(BaseModel):
+    """The document that names all of an image."""
+
+    architecture: str | None = None
+    rootfs: RootFs | None = None
+    config: Settings | None = None
+
+
+class Saved(BaseModel):
+    """An image in an archive of `docker save`."""
+
+    config: str = Field(alias="Config")
+    layers: list[str] = Field(alias="Layers")
 
 
 @dataclass(frozen=True)
@@ -60,7 +117,7 @@ class Image:
     workdir: str
     user: str
 
-    def on_wire(self) -> Json:
+    def on_wire(self) -> dict[str, Any]:
         """As a slot server is told of it."""
         return {
             "key": self.digest,
@@ -140,44 +197,43 @@ def this_architecture() -> str:
     return ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
-def choose_platform(manifests: list[Json], what: str) -> Json:
+def choose_platform(manifests: list[Described], what: str) -> Described:
     """The entry of a manifest list that runs here."""
     wanted = this_architecture()
-    usable = []
-    for entry in manifests:
-        place = entry.get("platform") or {}
-        if place.get("os", "linux") == "linux" and place.get("architecture", wanted) == wanted:
-            usable.append(entry)
-    if not usable:
-        there = sorted({str((entry.get("platform") or {}).get("architecture")) for entry in manifests} - {"unknown"})
-        raise ImageError(f"{what} has no image for linux on {wanted}, only for {', '.join(there) or 'nothing'}")
-    return usable[0]
+    platforms = [entry.platform or Platform() for entry in manifests]
+    for entry, place in zip(manifests, platforms, strict=True):
+        if place.os == "linux" and (place.architecture or wanted) == wanted:
+            return entry
+    there = sorted({str(place.architecture) for place in platforms} - {"unknown"})
+    raise ImageError(f"{what} has no image for linux on {wanted}, only for {', '.join(there) or 'nothing'}")
 
 
 def make_image(name: str, digest: str, config: bytes, blobs: list[tuple[str | None, int, Blob]]) -> Image:
     """The image of a configuration and of the blobs of its layers, lowest first."""
-    document = parse_json(config, f"the configuration of {name}")
-    found = document.get("architecture")
+    document = parse_document(Configuration, config, f"the configuration of {name}")
+    found = document.architecture
     if found and found != this_architecture():
         raise ImageError(f"{name} is for {found}, and this machine is {this_architecture()}")
-    diff_ids = (document.get("rootfs") or {}).get("diff_ids") or []
-    if len(diff_ids) != len(blobs) or not all(isinstance(each, str) and _DIGEST.match(each) for each in diff_ids):
+    diff_ids = (document.rootfs or RootFs()).diff_ids or []
+    if len(diff_ids) != len(blobs):
         raise ImageError(f"{name} is damaged: {len(blobs)} layers, and its configuration names {len(diff_ids)}")
-    settings = document.get("config") or {}
-    env = dict(text.partition("=")[::2] for text in settings.get("Env") or [] if "=" in text)
+    settings = document.config or Settings.model_validate({})
+    env = dict(text.partition("=")[::2] for text in settings.env or [] if text.find("=") > 0)
     layers = tuple(Layer(diff_ids[i], *blobs[i]) for i in range(len(blobs)))
-    return Image(name, digest, layers, env, settings.get("WorkingDir") or "", settings.get("User") or "")
+    return Image(name, digest, layers, env, settings.working_dir or "", settings.user or "")
 
 
-def parse_json(data: bytes, what: str) -> Json:
-    """An object; ImageError otherwise."""
+Model = TypeVar("Model")
+
+
+def parse_document(kind: type[Model], data: bytes, what: str) -> Model:
+    """A document of an image, which comes from anywhere; ImageError says what is wrong with it."""
     try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ImageError(f"{what} cannot be read")
-    return value
+        return TypeAdapter(kind).validate_json(data)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        raise ImageError(f"{what} cannot be read: {f'{place}: ' if place else ''}{wrong['msg']}") from None
 
 
 def check_digest(data: bytes, digest: str, what: str) -> bytes:
@@ -265,7 +321,7 @@ def read_layout(name: str) -> Image:
     try:
         files: Files = FolderFiles(path) if kind == "oci" else ArchiveFiles(path)
         return _docker_archive(name, files) if kind == "docker-archive" else _oci_layout(name, files, tag)
-    except (OSError, tarfile.TarError, EOFError, KeyError, TypeError, IndexError) as error:
+    except (OSError, tarfile.TarError, EOFError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
         raise ImageError(f"the image {name!r} cannot be read: {reason}") from error
 
@@ -279,42 +335,45 @@ def _path_and_tag(text: str) -> tuple[Path, str | None]:
 
 
 def _blob_name(digest: str) -> str:
-    if not _DIGEST.match(digest):
-        raise ImageError(f"not a sha256 digest: {digest[:100]!r}")
     return f"blobs/sha256/{digest[7:]}"
 
 
+def _manifest(name: str, files: Files, digest: str) -> Manifest:
+    data = check_digest(files.read(_blob_name(digest)), digest, name)
+    return parse_document(Manifest, data, f"the manifest of {name}")
+
+
 def _oci_layout(name: str, files: Files, tag: str | None) -> Image:
-    entries = parse_json(files.read("index.json"), f"the index of {name}")["manifests"]
-    tags = {str((entry.get("annotations") or {}).get("org.opencontainers.image.ref.name")): entry for entry in entries}
+    entries = parse_document(Manifest, files.read("index.json"), f"the index of {name}").manifests or []
+    tags = {str((entry.annotations or {}).get("org.opencontainers.image.ref.name")): entry for entry in entries}
     if tag is not None:
         if tag not in tags:
             raise ImageError(f"{name!r}: the layout has no tag {tag!r}, but {', '.join(sorted(tags))}")
         entries = [tags[tag]]
     elif len(tags) > 1:
         raise ImageError(f"{name!r}: the layout has several images; name one of {', '.join(sorted(tags))}")
-    digest = str(choose_platform(entries, name)["digest"])
-    manifest = parse_json(check_digest(files.read(_blob_name(digest)), digest, name), f"the manifest of {name}")
-    if "manifests" in manifest:
-        digest = str(choose_platform(manifest["manifests"], name)["digest"])
-        manifest = parse_json(check_digest(files.read(_blob_name(digest)), digest, name), f"the manifest of {name}")
-    config = str(manifest["config"]["digest"])
+    manifest = _manifest(name, files, choose_platform(entries, name).digest)
+    if manifest.manifests is not None:
+        manifest = _manifest(name, files, choose_platform(manifest.manifests, name).digest)
+    if manifest.config is None or manifest.layers is None:
+        raise ImageError(f"{name} has a manifest of a kind that is no longer used")
+    config = manifest.config.digest
     data = check_digest(files.read(_blob_name(config)), config, f"the configuration of {name}")
     blobs: list[tuple[str | None, int, Blob]] = [
-        (str(layer["digest"]), files.size(_blob_name(layer["digest"])), file_blob(files, _blob_name(layer["digest"])))
-        for layer in manifest["layers"]
+        (layer.digest, files.size(_blob_name(layer.digest)), file_blob(files, _blob_name(layer.digest)))
+        for layer in manifest.layers
     ]
     return make_image(name, config, data, blobs)
 
 
 def _docker_archive(name: str, files: Files) -> Image:
-    documents = json.loads(files.read("manifest.json"))
+    documents = parse_document(list[Saved], files.read("manifest.json"), f"the list of {name}")
     if len(documents) != 1:
         raise ImageError(f"{name!r}: the archive has {len(documents)} images; save one alone")
-    data = files.read(documents[0]["Config"])
+    data = files.read(documents[0].config)
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     blobs: list[tuple[str | None, int, Blob]] = [
-        (None, files.size(path), file_blob(files, path)) for path in documents[0]["Layers"]
+        (None, files.size(path), file_blob(files, path)) for path in documents[0].layers
     ]
     return make_image(name, digest, data, blobs)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from pydantic import BaseModel
 
 from sandbox_pool.errors import ImageError
 from sandbox_pool.images.image_source import (
@@ -31,14 +32,16 @@ from sandbox_pool.images.image_source import (
     Blob,
     FolderFiles,
     Image,
-    Json,
+    Manifest,
     Reference,
+    Text,
     check_digest,
     choose_platform,
     file_blob,
     make_image,
-    parse_json,
+    parse_document,
 )
+from sandbox_pool.server.images.layer_store import hex_of
 
 MANIFESTS = ", ".join(
     (
@@ -53,8 +56,14 @@ ATTEMPTS = 5
 BACKOFF_S = 0.2
 HELPER_TIMEOUT_S = 30.0
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+Json = dict[str, Any]
 Progress = Callable[[str, int, int], None]
 """Blob, bytes that are here, bytes in all."""
+
+
+class _Answer(BaseModel):
+    token: Text | None = None
+    access_token: Text | None = None
 
 
 class Refused(ImageError):
@@ -224,11 +233,11 @@ class Registry:
         async with asking as response:
             if response.status >= 400:
                 raise Refused(f"{self._host} refuses the login for {name}")
-            answer = parse_json(await response.read(), f"the token of {self._host}")
-        token = answer.get("token") or answer.get("access_token")
+            answer = parse_document(_Answer, await response.read(), f"the token of {self._host}")
+        token = answer.token or answer.access_token
         if not token:
             raise Refused(f"{self._host} gave no token for {name}")
-        return str(token)
+        return token
 
     async def document(self, name: str, path: str, accept: str = "*/*") -> bytes:
         """A manifest or configuration."""
@@ -286,13 +295,13 @@ class BlobCache:
 
     def complete(self, digest: str) -> Path:
         """Where the blob is once all of it is here."""
-        return self._path / digest.removeprefix("sha256:")
+        return self._path / hex_of(digest)
 
     async def fetch(
         self, digest: str, size: int, download: Callable[[Path], Any], progress: Progress = lambda *_: None
     ) -> Path:
         """The complete blob, downloaded by whoever is first; what a killed process got is used."""
-        final, partial_path = self.complete(digest), self._path / f"{digest.removeprefix('sha256:')}.partial"
+        final, partial_path = self.complete(digest), self._path / f"{hex_of(digest)}.partial"
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -393,25 +402,25 @@ class Registries:
 
     async def _image(self, registry: Registry, reference: Reference) -> Image:
         manifest, what = await self._manifest(registry, reference, reference.digest or reference.tag), str(reference)
-        if "manifests" in manifest:
-            manifest = await self._manifest(registry, reference, choose_platform(manifest["manifests"], what)["digest"])
-        if "config" not in manifest or "layers" not in manifest:
+        if manifest.manifests is not None:
+            manifest = await self._manifest(registry, reference, choose_platform(manifest.manifests, what).digest)
+        if manifest.config is None or manifest.layers is None:
             raise Refused(f"{what} has a manifest of a kind that is no longer used")
-        config = str(manifest["config"]["digest"])
+        config = manifest.config.digest
         data = await registry.document(reference.name, f"blobs/{config}")
         check_digest(data, config, f"the configuration of {what}")
         blobs: list[tuple[str | None, int, Blob]] = []
-        for layer in manifest["layers"]:
-            digest, size = str(layer["digest"]), int(layer.get("size") or 0)
-            blobs.append((digest, size, self._blob(reference, digest, size)))
+        for layer in manifest.layers:
+            size = layer.size or 0
+            blobs.append((layer.digest, size, self._blob(reference, layer.digest, size)))
         return make_image(what, config, data, blobs)
 
     @staticmethod
-    async def _manifest(registry: Registry, reference: Reference, wanted: str) -> Json:
+    async def _manifest(registry: Registry, reference: Reference, wanted: str) -> Manifest:
         data = await registry.document(reference.name, f"manifests/{wanted}", MANIFESTS)
         if wanted.startswith("sha256:"):
             check_digest(data, wanted, f"the manifest of {reference}")
-        return parse_json(data, f"the manifest of {reference}")
+        return parse_document(Manifest, data, f"the manifest of {reference}")
 
     def _blob(self, reference: Reference, digest: str, size: int) -> Blob:
         async def stream() -> AsyncIterator[bytes]:

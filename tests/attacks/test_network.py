@@ -219,6 +219,9 @@ async def test_the_host_header_and_further_requests_reach_no_other_site(slot: Sa
         "POST / HTTP/1.1\nHost: site.example\nContent-Length: 1\n\nxGET / HTTP/1.1\nHost: other.example\n\n",
         "get / HTTP/1.1\nHost: other.example\n\n",
         "PRI * HTTP/2.0\n\nSM\n\n",
+        "\\014GET / HTTP/1.1\nHost: other.example\n\n",
+        "\\205GET / HTTP/1.1\nHost: other.example\n\n",
+        "GET\\034/\\034HTTP/1.1\nHost: other.example\n\n",
         "GET / HTTP/1.1\nHost: site.example\nConnection: Upgrade\n\nGET / HTTP/1.1\nHost: other.example\n\n",
     ],
 )

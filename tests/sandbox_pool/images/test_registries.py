@@ -14,8 +14,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
@@ -24,7 +25,7 @@ from sandbox_pool import SandboxSpec, SlotPool
 from sandbox_pool.config import ImageSettings
 from sandbox_pool.errors import ImageError
 from sandbox_pool.images import registry as registry_module
-from sandbox_pool.images.image_source import Reference, choose_platform, this_architecture
+from sandbox_pool.images.image_source import Reference, this_architecture
 from sandbox_pool.images.supply import Images
 from sandbox_pool.server.images.layer_store import LayerStore
 from support.image_layouts import Made, digest, entry, pack
@@ -94,8 +95,6 @@ async def test_by_tag_by_digest_and_by_this_machine(
     with pytest.raises(ImageError, match="has no"):
         await source.find(f"{registry.host}/many:absent")
     await source.close()
-    with pytest.raises(ImageError, match="only for riscv64"):
-        choose_platform([{"platform": {"os": "linux", "architecture": "riscv64"}}], "x")
 
 
 def _manifest_digest(made: Made) -> str:
@@ -245,6 +244,89 @@ async def test_bearer_tokens_mirrors_and_downloads_that_are_cut(
     assert [text != "" for text in front.ranges] == [False, True, True, True]
     assert len({*front.ranges}) == 4
     assert store.missing([digest(layer)]) == []
+
+
+@pytest.fixture
+async def answers() -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """A registry's address, and what it answers to each path: objects as JSON."""
+    found: dict[str, Any] = {}
+
+    async def answer(request: web.Request) -> web.Response:
+        value = found.get(request.path.rpartition("/")[2])
+        return web.Response(status=404) if value is None else web.Response(body=value)
+
+    app = web.Application()
+    app.router.add_get("/v2/{rest:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}", found
+    await runner.cleanup()
+
+
+HOSTILE = {
+    "a path as the digest of a layer": ("layers", [{"digest": "sha256:../../victim", "size": 6}], "layers.0.digest"),
+    "a path as the digest of the configuration": ("config", {"digest": "../../../v2/x/y"}, "config.digest"),
+    "a negative size": ("layers", [{"digest": "sha256:" + "0" * 64, "size": -1}], "layers.0.size"),
+    "words for layers": ("layers", ["x"], "layers.0"),
+    "no layers": ("layers", None, "a kind that is no longer used"),
+    "another machine": (
+        "manifests",
+        [{"digest": "sha256:" + "0" * 64, "platform": {"os": "linux", "architecture": "riscv64"}}],
+        "only for riscv64",
+    ),
+    "entries that are none": ("manifests", ["x"], "manifests.0"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_hostile_manifest_is_refused_and_names_no_file(
+    case: str, answers: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    host, found = answers
+    (tmp_path / "victim").write_bytes(b"of the user")
+    before = _facts(tmp_path)
+    made = make("hostile")
+    manifest, blobs = made.manifest()
+    key, value, why = HOSTILE[case]
+    found.update(blobs, latest=json.dumps({**json.loads(manifest), key: value}).encode())
+    found["victim"] = b"hostile"
+    source = Images(ImageSettings(store_dir=tmp_path / "store"), tmp_path / "cache")
+    try:
+        with pytest.raises(ImageError, match=why):
+            await source.pull(f"{host}/hostile", LayerStore(str(tmp_path / "store"), "user"))
+    finally:
+        await source.close()
+    assert _facts(tmp_path) == before
+
+
+def _facts(folder: Path) -> list[tuple[str, bytes, int]]:
+    return [(path.name, path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"rootfs": "x"},
+        {"rootfs": {"diff_ids": [1]}},
+        {"config": {"Env": [1]}},
+        {"config": {"Env": ["A=\0"]}},
+        {"config": {"User": 5}},
+        {"config": {"WorkingDir": ["/"]}},
+        {"architecture": {}},
+    ],
+    ids=json.dumps,
+)
+async def test_a_damaged_configuration_is_refused(document: dict[str, Any], tmp_path: Path) -> None:
+    class Damaged(Made):
+        @property
+        def document(self) -> bytes:
+            return json.dumps({**json.loads(super().document), **document}).encode()
+
+    source = Images(ImageSettings(store_dir=tmp_path / "store"), tmp_path / "cache")
+    with pytest.raises(ImageError, match=r"the configuration of .* cannot be read"):
+        await source.find(Damaged([pack([entry("a")])]).layout(tmp_path / "image"))
+    await source.close()
 
 
 async def test_what_a_killed_download_left_is_used(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The doctor reports every subject, tells a fix, and never shows a secret."""
 
 import asyncio
+import importlib.metadata
 import json
 
 import pytest
@@ -56,6 +57,15 @@ def test_what_is_missing_comes_with_a_fix():
     for finding in asyncio.run(run_checks()):
         if finding.status == "missing":
             assert finding.fix, finding
+
+
+def test_extras_are_those_whose_packages_are_here(monkeypatch):
+    found = asyncio.run(doctor_checks.extras())
+    assert {"docker", "podman", "daytona", "mcp", "modal"} <= set(found.detail.partition(";")[0][11:].split(", "))
+    wanted = ["here>=1", "pytest>=8; extra == 'docker'", "hermes-rl[docker]; extra == 'podman'"]
+    wanted += ["no.such[more]<3; python_version > '3' and extra == \"trl\"", "hermes-rl[trl]; extra == 'rl'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: wanted)
+    assert asyncio.run(doctor_checks.extras()).detail == "installed: docker, podman; not: rl, trl"
 
 
 def test_a_place_without_a_provider_is_never_ok():
