@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from agent_loop.records.record import RolloutRecord
+
+log = logging.getLogger(__name__)
 
 BAD_INPUT, FAILED, INTERRUPTED, READER_GONE = 2, 1, 130, 141
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -138,3 +142,11 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def warn_of_slips(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Where names of others are allowed: one that is nearly one of ours, which is missing, is a slip."""
+    given, known = set(given), set(known)
+    for name in sorted(known - given):
+        for other in get_close_matches(name, sorted(given - known), n=1, cutoff=0.85):
+            log.warning("%s: `%s` is not read: did you mean `%s`?", where, other, name)

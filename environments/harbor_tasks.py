@@ -34,7 +34,7 @@ from environments.base import (
     ToolContext,
 )
 from environments.config.settings import Verification
-from environments.errors import ConfigError
+from environments.errors import ConfigError, warn_of_slips
 from environments.listed_items import ListedItemsConfig, ListedItemsEnv
 from environments.scoring.verification import AgentFault, CheckTimeout
 from sandbox_pool.errors import SandboxFileError, first_invalid
@@ -116,6 +116,14 @@ class _TaskFile(BaseModel):
     steps: list[Any] | None = None
 
 
+def _warn_of_slips(keys: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
+    warn_of_slips(keys, model.model_fields, where)
+    for name, field in model.model_fields.items():
+        section, given = field.annotation, keys.get(name)
+        if isinstance(section, type) and issubclass(section, BaseModel) and isinstance(given, Mapping):
+            _warn_of_slips(given, section, f"{where}, [{name}]")
+
+
 @dataclass(frozen=True)
 class HarborTask:
     """One task folder, checked."""
@@ -127,15 +135,19 @@ class HarborTask:
     @classmethod
     def read(cls, folder: Path) -> HarborTask:
         """ConfigError names the folder and what is wrong with it, or what of it cannot be done here."""
+        path = folder / "task.toml"
         try:
-            file = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
-            instruction = without_canary((folder / "instruction.md").read_text("utf-8"))
+            keys = tomllib.loads(path.read_text("utf-8"))
+            file = _TaskFile.model_validate(keys)
+            path = folder / "instruction.md"
+            instruction = without_canary(path.read_text("utf-8"))
         except ValidationError as error:
-            raise ConfigError(f"{folder / 'task.toml'}: {first_invalid(error, _TaskFile)}") from error
+            raise ConfigError(f"{path}: {first_invalid(error, _TaskFile)}") from error
         except ValueError as error:
-            raise ConfigError(f"{folder}: {error}") from error
+            raise ConfigError(f"{path}: {error}") from error
         except OSError as error:
-            raise ConfigError(f"{folder}: {Path(str(error.filename)).name}: {error.strerror}") from error
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        _warn_of_slips(keys, _TaskFile, str(folder / "task.toml"))
         if reason := _refusal(folder, file):
             raise ConfigError(f"{folder}: {reason}")
         return cls(folder, instruction, file)

@@ -50,14 +50,24 @@ _ESCAPES = re.compile(
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 _SHAPES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\b(?:sk-(?:proj-|ant-|or-)?|sk_live_|rk_live_|ghp_|gho_|ghs_|ghu_|github_pat_|glpat-|hf_|npm_|pypi-|r8_|xai-|gsk_|tvly-|fc-)"
-    r"[A-Za-z0-9_-]{16,}"
+    r"|(?<![A-Za-z0-9_])(?:sk-(?:proj-|ant-|or-)?|sk_live_|rk_live_|gh[opsu]_|github_pat_|glpat-|gloas-|gldt-|glrtr?-|glcbt-|glptt-"
+    r"|glft-|glimt-|glagent-|glsoat-|glffct-|hf_|npm_|pypi-|r8_|xai-|gsk_|tvly-|fc-|fw[-_]|fpk_|pplx-|dop_v1_|whsec_|shpat_|sq0atp-"
+    r"|ya29\.|AGE-SECRET-KEY-1)[A-Za-z0-9_.-]{16,}|\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
+    r"|(?<=bot)\d{8,12}:[A-Za-z0-9_-]{30,}"
     r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{35}"
     r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
     r"|(?<=Bearer )[A-Za-z0-9._~+/-]{16,}|(?<=://)[^/\s:@]{1,80}:[^/\s@]{1,200}(?=@)",
     re.DOTALL,
 )
 """What keys of common services look like, private keys, JSON web tokens, bearer tokens and passwords in addresses."""
+_NAMED_VALUES = re.compile(
+    r"((?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{0,40}?"
+    r"(?:api[_-]?key|(?<=_)key|token|secret|password|passwd|(?<=_)pass|(?<=_)pw|credentials?|account_?key)"
+    r"(?:=[\"']?|[\"']\s?:\s?[\"']|(?<=-key):\s))"
+    r"(?![$<{]|\[REDACTED|[\w.]{0,80}\()([^\s\"'&,;<>(){}]{6,400})",
+    re.IGNORECASE,
+)
+"""A name that says so and its value: `NAME=value`, `"name": "value"`, `x-api-key: value`; not code that looks it up."""
 SHORTEST_SECRET = 8
 """Shorter values would be found inside ordinary text."""
 
@@ -94,7 +104,9 @@ class Redactor:
         """The text with each held value replaced by `[REDACTED:NAME]`, and what looks like a secret by `[REDACTED]`."""
         if self._pattern is not None:
             text = self._pattern.sub(lambda match: f"[REDACTED:{self._names[match.group()]}]", text)
-        return _SHAPES.sub("[REDACTED]", text) if self._shapes else text
+        if not self._shapes:
+            return text
+        return _NAMED_VALUES.sub(r"\1[REDACTED]", _SHAPES.sub("[REDACTED]", text))
 
 
 def cap_bytes(text: str, limit: int, head_share: float = 0.4) -> tuple[str, int]:

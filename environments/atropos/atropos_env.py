@@ -40,6 +40,17 @@ with deferred_imports():
 
 log = logging.getLogger(__name__)
 
+SAID_OF_A_STEP = {
+    "score": "rollouts/verifier_score",
+    "reward": "rollouts/score",
+    "tokens a sequence": "train/completion_lengths",
+    "groups sent": "delivery/groups",
+    "lost": "outcomes/lost_to_infrastructure",
+    "proven hacks": "hacks/rate",
+    "evaluation": "eval/mean_score",
+}
+"""What the log's line of a step holds. The trackers and figures.jsonl get everything."""
+
 
 class MetricsLog:
     """Where the metrics of one environment go."""
@@ -69,8 +80,10 @@ class MetricsLog:
         return group, project
 
     def write(self, metrics: dict[str, Any], step: int) -> None:
-        """One line, and one wandb entry."""
-        log.info("step %d: %s", step, metrics)
+        """One line of what matters most, and all of it for the trackers."""
+        said = (f"{name} {metrics[key]:.4g}" for name, key in SAID_OF_A_STEP.items() if key in metrics)
+        log.info("step %d: %s", step, ", ".join(said))
+        log.debug("all of step %d: %s", step, metrics)
         self.trackers.log(metrics, step)
         if self.folder is not None:
             add_figures(self.folder, step, metrics)

@@ -365,7 +365,10 @@ class AgentState:
         return await self._off_loop(path, lambda root: self._list(root, path))
 
     async def texts(self) -> dict[str, str]:
-        """Path -> text of every file and empty folder, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
+        """Path -> text of every file, in order. What is no text, an empty folder too, or too long, is named only.
+
+        So is how many there are beyond `MOST_STORED`.
+        """
         try:
             return await self._off_loop(".", _texts)
         except SandboxFileError as error:  # only the view loses by it, never the score

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from .images.user_ids import remove_mapped
 from .isolation.cgroups import Cgroups
 from .isolation.layers import remove_layers_dir
-from .isolation.levels import RUN_UIDS
+from .isolation.levels import RUN_UIDS, mark
 from .slots.shell import start
 
 RECORD = "server.json"
@@ -65,8 +65,9 @@ def _recorded(scratch: str) -> list[tuple[int, int]]:
 def _marked(scratch: str) -> list[tuple[int, int]]:
     """Processes of slots without a PID namespace: their HOME or their working directory is in this scratch space.
 
-    One that has cleared its environment and left its directory is not found; only a cgroup finds that.
+    One that has cleared its environment and left its directory still has its mark; at `plain` it could change it.
     """
+    number = str(mark(scratch))
     slots = os.path.join(os.path.realpath(scratch), "slots", "")
     try:
         allowed = {os.geteuid(), os.lstat(scratch).st_uid}
@@ -81,9 +82,15 @@ def _marked(scratch: str) -> list[tuple[int, int]]:
         if len(users) != 1 or not (users <= allowed or (os.geteuid() == 0 and min(users) in RUN_UIDS_ALL)):
             continue
         ticks = start_ticks(pid)
-        if ticks is not None and (_is_shell_in(pid, slots) or _works_in(pid, slots)):
+        if ticks is not None and (_has(pid, number) or _is_shell_in(pid, slots) or _works_in(pid, slots)):
             found.append((pid, ticks))
     return found
+
+
+def _has(pid: int, number: str) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/limits") as file:
+        return any(line.split()[2:5] == ["locks", number, number] for line in file if line.startswith("Max file locks"))
+    return False
 
 
 def _works_in(pid: int, slots: str) -> bool:

@@ -65,6 +65,29 @@ async def test_a_full_slot_is_not_a_lost_one(server: Server, what: str) -> None:
         assert (await neighbour.exec("echo here")).output == "here\n"
 
 
+@pytest.mark.parametrize("pty", [False, True])
+async def test_a_stopped_keeper_keeps_nobody_waiting(server: Server, pty: bool) -> None:
+    """Else a rollout would wait until its deadline, and be tried again."""
+    async with server.lease() as agent:
+        process = await agent.spawn("kill -STOP $PPID; sleep 600", pty=pty)
+        await process.wait(timeout_s=1)
+        with contextlib.suppress(SandboxFileError):
+            await process.log()
+        with contextlib.suppress(SandboxFileError):
+            await process.kill()
+        await use(agent)
+
+
+async def test_stopping_everything_again_and_again_keeps_nobody_waiting(server: Server) -> None:
+    async with server.lease() as agent:
+        await agent.exec("(setsid bash -c 'while :; do kill -STOP -1; done' >/dev/null 2>&1 &)", timeout_s=5)
+        for _ in range(3):
+            with contextlib.suppress(SandboxFileError):
+                await (await agent.spawn("true", pty=True)).kill()
+            await use(agent)
+        await agent.stop_processes()
+
+
 async def test_one_slot_does_not_take_all_terminals(server: Server) -> None:
     if server.client.info.isolation != "namespaces":
         pytest.skip("slots have no terminals of their own at this level")

@@ -53,8 +53,14 @@ def early() -> Iterator[list[Path]]:
         clear("early", "own")
 
 
+def owner_of(pid: int) -> int:
+    return Path(f"/proc/{pid}").stat().st_uid
+
+
 async def readable(server: Server, paths: list[Path]) -> str:
     """What a slot can read of these, by every way it might try."""
+    if not is_namespaces(server) and owner_of(server.process.pid) == NOBODY:
+        pytest.skip("commands are the server's user there, and may read what it may (SECURITY.md)")
     async with server.lease() as agent:
         ways = [way for path in paths for way in (f"{path}", f"/proc/1/root{path}", f"/proc/self/root{path}")]
         await agent.exec(f"chmod -R a+rX /opt /etc /usr/share/{MARK}* 2>/dev/null", timeout_s=60)

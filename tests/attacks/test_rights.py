@@ -38,7 +38,7 @@ async def test_a_command_without_a_root_of_its_own_has_no_capability(server: Ser
 
 
 READ = r"""
-import os, re
+import os, re, resource
 for name in os.listdir("/proc"):
     if not name.isdigit() or int(name) in (os.getpid(), os.getppid()):
         continue
@@ -58,11 +58,31 @@ for name in os.listdir("/proc"):
             print("signalled", words[0])
         except OSError:
             pass
+        for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC):
+            try:
+                resource.prlimit(int(name), limit)
+                print("limited", words[0])
+            except OSError:
+                pass
+for what, attempt in {
+    "idle": lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+    "nice": lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    "nice user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "nice group": lambda: os.setpriority(os.PRIO_PGRP, 1, 19),
+}.items():
+    try:
+        attempt()
+        print("slowed", what)
+    except OSError:
+        pass
+resource.prlimit(0, resource.RLIMIT_NOFILE, (100, 100))
+os.setpriority(os.PRIO_PROCESS, 0, 1)
+os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
 print("looked")
 """
 
 
-async def test_the_processes_that_own_a_slot_cannot_be_read_or_signalled_from_it(server: Server) -> None:
+async def test_the_processes_that_own_a_slot_cannot_be_read_signalled_or_starved_from_it(server: Server) -> None:
     async with server.lease() as agent, server.lease() as neighbour:
         process = await neighbour.spawn("sleep 60")
         await agent.write_file("read.py", READ)

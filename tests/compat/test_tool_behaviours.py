@@ -182,6 +182,12 @@ async def test_pictures_and_binaries_are_not_text(tools):
         assert "error" in await tools("read_file", path=path)
 
 
+async def test_pages_of_read_file_written_back_are_warned_about(tools):
+    assert "numbers" in (await tools("write_file", path="a", content="7|x\n8|y\n"))["_warning"]
+    for ordinary in ("1|x\n", "1|x\n1|y\n", "x\n2|y\n", "", "a|b\nc|d\n"):
+        assert "_warning" not in await tools("write_file", path="b", content=ordinary)
+
+
 async def test_a_byte_order_mark_is_neither_shown_nor_lost(tools):
     await tools.sandbox.write_file("a.py", b"\xef\xbb\xbfx = 1\n")
     assert (await tools("read_file", path="a.py"))["content"] == "1|x = 1"

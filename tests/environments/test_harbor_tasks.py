@@ -114,12 +114,18 @@ def test_a_reward_is_finite_numbers_or_an_error(name: str, data: bytes, rewards:
         ({"verifier": "collect = [{command = 'x'}]"}, "collect"),
         ({"agent": "user = 'bob'", "verifier": "user = 'root'"}, "verifier.user"),
         ({"environment": "cpus = -1"}, "task.toml: environment.cpus"),
-        ({"agent": "timeout_sec ="}, "Invalid value"),
+        ({"agent": "timeout_sec ="}, "count-lines/task.toml: Invalid value"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(tmp_path: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         HarborTask.read(copied(tmp_path, **changes))
+
+
+def test_a_key_that_is_nearly_one_of_harbors_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    HarborTask.read(copied(tmp_path, environment="cpu = 2\nskills_dir = '/x'", verifier="timeout_secs = 9"))
+    said = [record.getMessage().removeprefix(str(tmp_path)) for record in caplog.records]
+    assert said == ["/count-lines/task.toml, [environment]: `cpu` is not read: did you mean `cpus`?"]
 
 
 @pytest.mark.parametrize(
@@ -190,11 +196,12 @@ def test_marks_against_training_are_not_shown() -> None:
 async def test_an_agent_that_breaks_the_system_of_the_verifier_fails(tmp_path: Path, act: str) -> None:
     """A fault of the reward code would make its rollout untrainable; a broken task is one all the same."""
     async with SlotPool.from_config(PoolConfig(provider="local", slots_per_host=2, state_dir=tmp_path / "s")) as pool:
-        for broken, found in ((False, ("agent_fault", 0.0)), (True, ("reward_error", None))):
-            env = harbor(copied(tmp_path / str(broken)), "--env.rollout_tries", "1")
-            if broken:
-                (tmp_path / str(broken) / "count-lines" / "tests" / "test.sh").write_text("#!/bin/sh\nexit 3\n")
-            async with standin_model(agent(lambda _: "true" if broken else act)) as (model, _log):
+        for played, found in ((act, ("agent_fault", 0.0)), ("true", ("reward_error", None))):
+            task = copied(tmp_path / played.split()[0])
+            env = harbor(task, "--env.rollout_tries", "1")
+            if played == "true":
+                (task / "tests" / "test.sh").write_text("#!/bin/sh\nexit 3\n")
+            async with standin_model(lambda request, does=played: agent(lambda _: does)(request)) as (model, _log):
                 env.pool, env.model = pool, model
                 [record] = (await env.rollouts.run_group(env.items[0], 0, 1)).records()
             assert (record.outcome, record.score) == found, record.error

@@ -144,11 +144,10 @@ def test_a_file_of_windows_is_read_and_a_row_without_a_name_gets_one(tmp_path: P
 
 
 def test_a_column_that_is_nearly_one_of_ours_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [{"prompt": "x", "checks": "true", "idx": 3, "image_url": "http://x"}]
-    PromptsEnv(PromptsConfig(dataset_name=written(tmp_path, rows)))
-    assert [record.getMessage() for record in caplog.records] == [
-        "the column `checks` is not read: did you mean `check`?"
-    ]
+    source = written(tmp_path, [{"prompt": "x", "checks": "true", "idx": 3, "image_url": "http://x"}])
+    PromptsEnv(PromptsConfig(dataset_name=source))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"env.dataset {source}: `checks` is not read: did you mean `check`?"]
 
 
 @pytest.mark.slow

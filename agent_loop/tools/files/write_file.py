@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import Any
 
 from agent_loop.tools.files.patch import with_warning
@@ -13,6 +14,8 @@ from agent_loop.tools.tool import CallContext, InvalidArguments, Tool, load_sche
 from sandbox_pool.errors import SandboxFileError
 
 _OLD_BYTES = 1_000_000
+_NUMBERED = re.compile(r"\s{0,8}(\d{1,9})\|")
+_LINES_LOOKED_AT = 50
 
 
 async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +36,22 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"bytes_written": len(data), "path": path}
     if found := await work_out(len(content), lint, path, None if old is None else decode(old), content):
         result["lint"] = found
-    return with_warning(result, [path] if changed else [])
+    with_warning(result, [path] if changed else [])
+    if _is_numbered(content):
+        result["_warning"] = " ".join(
+            [
+                *filter(None, [result.get("_warning")]),
+                "The lines begin with numbers as read_file shows them: was it meant?",
+            ]
+        )
+    return result
+
+
+def _is_numbered(content: str) -> bool:
+    """Whether several lines begin with numbers that count on, and a bar: a page of read_file, not of a file."""
+    numbers = [_NUMBERED.match(line) for line in content.splitlines()[:_LINES_LOOKED_AT]]
+    first = int(numbers[0].group(1)) if numbers and numbers[0] else 0
+    return len(numbers) > 1 and all(found and int(found.group(1)) == first + at for at, found in enumerate(numbers))
 
 
 async def _old(ctx: CallContext, path: str) -> bytes | None:

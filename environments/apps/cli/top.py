@@ -133,15 +133,16 @@ def _newest(entries: list[dict[str, Any]], width: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    wide = width >= WIDE
+    table = Table(box=None, header_style="bold", pad_edge=False, expand=wide)
     table.add_column("newest rollouts", overflow="ellipsis", no_wrap=True, max_width=34)
     for name in ("outcome", "score", "turns", "time"):
         table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
-    if width >= WIDE:
-        table.add_column("asked", overflow="ellipsis", no_wrap=True)
+    if wide:  # as much of it as the others leave
+        table.add_column("asked", overflow="ellipsis", no_wrap=True, ratio=1)
     for entry in reversed(entries):
         score = "-" if entry["verifier"] is None else f"{entry['verifier']:.3f}"
         cells = [entry["outcome"], score, str(entry["turns"]), f"{entry['time'][-1]:.1f} s"]
-        asked = [Text(" ".join(entry["asked"].split()))] if width >= WIDE else []
+        asked = [Text(" ".join(entry["asked"].split()))] if wide else []
         table.add_row(Text(entry["id"]), *cells, *asked)
     return table

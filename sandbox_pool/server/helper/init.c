@@ -37,41 +37,55 @@ static void report_ready(int control, size_t upper_entries, int mounts, const ch
     writer_send(&writer, control, NULL, 0);
 }
 
-/* Keepers by the number the server gave them, for the case that one no longer listens. */
-struct keeper {
+/* Keepers by the number the server gave them, and workers, which have none. */
+struct helper {
     long id;
     pid_t pid;
 };
-static struct keeper *keepers;
-static size_t n_keepers;
+static struct helper *helpers;
+static size_t n_helpers;
 
-static void remember_keeper(long id, pid_t pid) {
-    struct keeper *grown = realloc(keepers, (n_keepers + 1) * sizeof *keepers);
+static void remember_helper(long id, pid_t pid) {
+    struct helper *grown = realloc(helpers, (n_helpers + 1) * sizeof *helpers);
     if (!grown) return;
-    keepers = grown;
-    keepers[n_keepers++] = (struct keeper){id, pid};
+    helpers = grown;
+    helpers[n_helpers++] = (struct helper){id, pid};
 }
 
-static void forget_keeper(pid_t pid) {
-    for (size_t i = 0; i < n_keepers; i++)
-        if (keepers[i].pid == pid) {
-            keepers[i] = keepers[--n_keepers];
+static void forget_helper(pid_t pid) {
+    for (size_t i = 0; i < n_helpers; i++)
+        if (helpers[i].pid == pid) {
+            helpers[i] = helpers[--n_helpers];
             return;
         }
 }
 
-/* A command may have stopped its own keeper; then the keeper's deadline is enforced from here. */
+static void drop_helper(pid_t pid) {
+    kill_descendants(pid, NULL);
+    kill(pid, SIGKILL);
+}
+
+/* For a keeper that did not end its command in time. */
 static void drop_keeper(long id) {
-    for (size_t i = 0; i < n_keepers; i++)
-        if (keepers[i].id == id) {
-            kill_descendants(keepers[i].pid, NULL);
-            kill(keepers[i].pid, SIGKILL);
+    for (size_t i = 0; i < n_helpers; i++)
+        if (helpers[i].id == id) {
+            drop_helper(helpers[i].pid);
             return;
         }
+}
+
+/* A helper that a command has stopped would let whoever waits for it wait for ever. */
+static void drop_stopped(pid_t pid) {
+    for (size_t i = 0; i < n_helpers; i++)
+        if (helpers[i].pid == pid) drop_helper(pid);
 }
 
 static void reap(void) {
-    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG)) > 0;) forget_keeper(pid);
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;) {
+        if (WIFSTOPPED(status)) drop_stopped(pid);
+        else forget_helper(pid);
+    }
 }
 
 /* Kills everything but the init. As PID 1 that is one call; elsewhere every descendant is found first. */
@@ -80,14 +94,14 @@ static int kill_all(void) {
     if (!slot.namespaces) killed = kill_descendants(getpid(), NULL);
     else kill(-1, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) killed++;
-    n_keepers = 0;
+    n_helpers = 0;
     return killed;
 }
 
 static void fork_helper(int control, struct message *request, bool keeper) {
     bool possible = request->n_fds > 0 && (!keeper || open_states(request));
     pid_t pid = possible ? fork() : -1;
-    if (pid > 0 && keeper) remember_keeper(message_number(request, "id", 0), pid);
+    if (pid > 0) remember_helper(keeper ? message_number(request, "id", 0) : -1, pid);
     if (pid != 0) return; /* on failure the server sees its end of the socket close */
     close(control);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);

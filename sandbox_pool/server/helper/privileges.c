@@ -36,6 +36,12 @@ static const char *set_capabilities(uint64_t kept) {
 static const char *set_limits(void) {
     struct rlimit no_core = {0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
+    if (slot.mark > 0) {
+        /* The kernel ignores this limit, every process shows it, and nobody can change it (seccomp.c): whoever cleans up
+         * after a killed server finds by it what has left all else behind. */
+        struct rlimit mark = {(rlim_t)slot.mark, (rlim_t)slot.mark};
+        if (setrlimit(MARKED_LIMIT, &mark)) return "mark the slot's processes";
+    }
     if (slot.max_processes > 0) {
         struct rlimit processes = {(rlim_t)slot.max_processes, (rlim_t)slot.max_processes};
         if (setrlimit(RLIMIT_NPROC, &processes)) return "limit processes";

@@ -6,6 +6,7 @@
 #include <linux/filter.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -43,7 +44,7 @@ static const int denied[] = {
 static const int lasting[] = {SYS_shmget, SYS_msgget, SYS_semget, SYS_mq_open};
 
 struct program {
-    struct sock_filter code[200];
+    struct sock_filter code[256];
     unsigned short length;
 };
 
@@ -108,6 +109,45 @@ static void deny(struct program *p, const int *calls, size_t count) {
     }
 }
 
+static void refuse_if(struct program *p, unsigned int argument, unsigned int value) {
+    load(p, offsetof(struct seccomp_data, args[argument]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1);
+    give(p, SECCOMP_RET_ERRNO | EPERM);
+    give(p, SECCOMP_RET_ALLOW);
+}
+
+/* prlimit for the process itself alone, and never for its mark, which setrlimit could change as well. */
+static void limit_itself_alone(struct program *p) {
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 0, 10);
+    load(p, offsetof(struct seccomp_data, args[0]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 6);
+    load(p, offsetof(struct seccomp_data, args[1]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, MARKED_LIMIT, 0, 5);
+    load(p, offsetof(struct seccomp_data, args[2]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+    load(p, offsetof(struct seccomp_data, args[2]) + 4);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+    give(p, SECCOMP_RET_ERRNO | EPERM);
+    give(p, SECCOMP_RET_ALLOW);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_setrlimit, 0, 4);
+    refuse_if(p, 0, MARKED_LIMIT);
+}
+
+/* A command has the user id of the processes that own its slot. Without descriptors or a share of the processor the
+ * init would be lost, and with it the slot; the ids of threads must stay possible, which libraries for numbers use. */
+static void spare_owners(struct program *p) {
+    static const unsigned int schedules[] = {SYS_sched_setscheduler, SYS_sched_setparam, SYS_sched_setattr};
+    limit_itself_alone(p);
+    for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
+        emit(p, BPF_JMP | BPF_JEQ | BPF_K, schedules[i], 0, 4);
+        refuse_if(p, 0, 1);
+    }
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_setpriority, 0, 6);
+    load(p, offsetof(struct seccomp_data, args[0]));
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, PRIO_PROCESS, 0, 2);
+    refuse_if(p, 1, 1);
+}
+
 /* With `listener` connections are asked about there; without, none can be made. */
 const char *install_seccomp(bool allow_inet, int *listener) {
     struct program p = {.length = 0};
@@ -121,6 +161,7 @@ const char *install_seccomp(bool allow_inet, int *listener) {
 #endif
     deny(&p, denied, sizeof denied / sizeof *denied);
     if (!slot.namespaces && slot.run_uid <= 0) deny(&p, lasting, sizeof lasting / sizeof *lasting);
+    spare_owners(&p);
     if (allow_inet) allow_socket_families(&p);
     else confine_sockets(&p, listener != NULL);
     deny_namespaces(&p);

@@ -86,7 +86,7 @@ struct slot_config {
     long uid_base, uid_count, run_uid, run_gid;
     gid_t groups[MAX_GROUPS];
     size_t n_groups;
-    long max_processes, max_memory_bytes;
+    long max_processes, max_memory_bytes, mark;
 };
 
 extern struct slot_config slot;
@@ -114,6 +114,7 @@ int host_view(const char *directory, long key, int userns);
 /* privileges.c, seccomp.c, landlock.c */
 const char *drop_init_privileges(void);
 const char *become_command(int *listener);
+#define MARKED_LIMIT RLIMIT_LOCKS
 const char *install_seccomp(bool allow_inet, int *listener);
 const char *restrict_with_landlock(void);
 bool landlock_scopes_sockets(void);

@@ -59,6 +59,7 @@ static void read_config(const struct message *request) {
     slot.uid_count = message_number(request, "uid_count", 1);
     slot.run_uid = slot.run_gid = message_number(request, "run_uid", 0);
     slot.max_processes = message_number(request, "max_processes", 0);
+    slot.mark = message_number(request, "mark", 0);
     slot.max_memory_bytes = message_number(request, "max_memory_bytes", 0);
 }
 

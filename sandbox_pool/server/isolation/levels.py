@@ -132,6 +132,11 @@ def slot_root(place: Place, index: int) -> str:
     return os.path.join(place.scratch, "slots", str(index))
 
 
+def mark(scratch: str) -> int:
+    """What processes of slots in this scratch space have as their limit of locks, which means nothing to the kernel."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(os.path.realpath(scratch))).digest()[:7], "big") | 1 << 56
+
+
 def run_uid(level: Level, place: Place, index: int) -> int | None:
     """The user id of a slot's commands where a slot is a user; None where it is not."""
     return place.run_uid_base + index if level.own_uid and os.geteuid() == 0 else None
@@ -153,6 +158,7 @@ def build_fields(
         ("seccomp", level.seccomp),
         ("landlock", level.landlock),
         ("no_inet", level.landlock and no_network),
+        ("mark", None if level.namespaces else mark(place.scratch)),
         ("max_processes", pids + 8 if pids and by_user else None),
     ]
     if level.namespaces:

@@ -238,6 +238,6 @@ async def test_a_server_that_does_not_start_says_why(sandbox, server, said):
 @SLOW
 async def test_two_tools_of_one_name_are_refused(sandbox):
     servers = {"a": configured("host", prefix=""), "b": configured("host", prefix="")}
-    with pytest.raises(ToolsetError, match="two tools are called 'price'.*prefix"):
+    with pytest.raises(ToolsetError, match=r"two tools are called 'price'.*prefix"):
         async with SandboxTools(sandbox, [], mcp=servers):
             pass

@@ -108,6 +108,29 @@ def test_shapes_of_secrets_are_hidden_only_when_asked(secret):
     assert Redactor({})(text) == text
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("PASSWORD=hunter2", "PASSWORD=[REDACTED]"),
+        ("export DB_PASS='abc def1'", "export DB_PASS='abc def1'"),
+        ("export DB_PASS='abcdef1'", "export DB_PASS='[REDACTED]'"),
+        ("a?access_token=abc12345&y=1", "a?access_token=[REDACTED]&y=1"),
+        ('{"apiKey": "opaque12345", "name": "John"}', '{"apiKey": "[REDACTED]", "name": "John"}'),
+        ("x-api-key: opaque12345", "x-api-key: [REDACTED]"),
+        ("bot123456789:" + "A" * 35, "bot[REDACTED]"),
+        ("API_KEY=os.getenv('OTHER_KEY')", "API_KEY=os.getenv('OTHER_KEY')"),
+        ("TOKEN=$OTHER TOKEN=<yours>", "TOKEN=$OTHER TOKEN=<yours>"),
+        ("KEYBOARD=notsecret max_tokens=1000 token: CPU", "KEYBOARD=notsecret max_tokens=1000 token: CPU"),
+    ],
+)
+def test_values_whose_name_says_that_they_are_secret_are_hidden(before, after):
+    assert Redactor({}, shapes=True)(before) == after
+
+
+def test_the_name_of_a_held_secret_stays_beside_the_shapes():
+    assert Redactor({"TOKEN": "abcdefgh"}, shapes=True)("TOKEN=abcdefgh") == "TOKEN=[REDACTED:TOKEN]"
+
+
 def test_passwords_in_addresses_and_bearer_tokens_are_hidden_and_ordinary_text_is_not():
     redact = Redactor({}, shapes=True)
     assert redact("postgres://me:hunter22@db/x") == "postgres://[REDACTED]@db/x"

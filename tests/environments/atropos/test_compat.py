@@ -84,6 +84,12 @@ async def test_wandb_joins_the_trainers_group_under_the_environments_name(monkey
     assert seen == [joined, ({"env_0_score": 1.0}, 3), "finished"]
 
 
+def test_the_log_says_what_matters_of_a_step(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        MetricsLog().write({"rollouts/verifier_score": 0.58333, "rollouts/metrics/turns": 2.0, "hacks/rate": 0.0}, 3)
+    assert [record.getMessage() for record in caplog.records] == ["step 3: score 0.5833, proven hacks 0"]
+
+
 async def test_wandb_not_logged_in_is_one_line_and_no_crash(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,6 +212,21 @@ def test_top_prints_the_run_in_eighty_columns(
         assert words in said
 
 
+def test_a_long_question_leaves_the_figures_their_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    record = make_record()
+    record.messages[1]["content"] = "Delete all files that end in .tmp, but not those below. " * 9
+    add(tmp_path, record)
+    assert cli.main(["top", str(tmp_path)]) == 0
+    head, row = capsys.readouterr().out.splitlines()[-2:]
+    assert head.split() == ["newest", "rollouts", "outcome", "score", "turns", "time", "asked"]
+    assert row.split()[:3] == [record.rollout_id, "finished", "1.000"]
+    assert "Delete all files" in row
+    assert len(row) <= 120
+
+
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 async def test_top_fills_a_real_terminal_and_follows_the_run_and_its_size(tmp_path: Path) -> None:
     learning = {

@@ -87,7 +87,8 @@ function tokenBlock(tokens, by, versions, words) {
     rest.hidden = drawn >= tokens.length;
   }
   const rest = h("button", { class: "more", type: "button", onclick: more }, "Show more tokens");
-  text.addEventListener("mouseover", (event) => { if (event.target.dataset.at) choose(Number(event.target.dataset.at)); });
+  // Not mouseover, which also fires when the text scrolls below a pointer that rests.
+  text.addEventListener("mousemove", (event) => { if (event.target.dataset.at) choose(Number(event.target.dataset.at)); });
   text.addEventListener("click", (event) => { if (event.target.dataset.at) choose(Number(event.target.dataset.at)); });
   text.addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];

@@ -44,7 +44,9 @@ def test_a_chart_is_an_svg_in_bounds_with_error_bars_and_a_legend():
 )
 def test_the_axis_of_values_is_marked_at_round_numbers(values: tuple[float, ...], ticks: list[str]):
     line = Line("run", [Point(float(step), value) for step, value in enumerate(values)])
-    texts = [node.text for node in ET.fromstring(Chart("reward", [line]).svg()).iter() if node.get("text-anchor") == "end"]
+    texts = [
+        node.text for node in ET.fromstring(Chart("reward", [line]).svg()).iter() if node.get("text-anchor") == "end"
+    ]
     assert texts == ticks
 
 

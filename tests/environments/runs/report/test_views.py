@@ -166,6 +166,7 @@ async def test_a_difference_far_into_a_long_prompt_is_drawn_and_found(tmp_path: 
     async with opened(browser, f"{page.as_uri()}#r={record.rollout_id}") as tab:
         await tab.click("button", "All tokens")
         await tab.until(seen)
+        assert "beyond the tolerance" in await tab.text(".token-facts")  # though the pointer now rests on another
 
 
 async def test_what_is_not_there_and_what_is_empty_are_different_ends(tmp_path: Path, browser: str) -> None:
