@@ -21,7 +21,7 @@ from environments.config.flags import add_workers, split_settings
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import find_config, harbor_path, read_yaml
-from environments.errors import ConfigError, SentenceParser, run_command
+from environments.errors import ConfigError, SentenceParser, UsageError, run_command
 from sandbox_pool.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = No
         parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
         add_workers(parser)
         args = parser.parse_args(words)
+        if args.workers and args.verb != "serve":
+            raise UsageError(f"{args.verb} has no workers: --workers is for serve")
         configure_logging()
         env = load_environment(args.config, settings, kind)
         return run_verb(env, args.verb, args.out, args.fresh, args.workers)

@@ -10,6 +10,7 @@ the group was handed over, the item is played again by another, and the worker i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import logging
@@ -45,6 +46,9 @@ ITEM_TRIES = 3
 START_TRIES = 3
 START_AGAIN_S = 1.0
 END_TIMEOUT_S = 10.0
+ASK_EVERY_S = 10.0
+SILENT_S = 300.0
+"""A worker whose event loop does not answer for so long hangs: it is killed, and started again."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,24 @@ class _Worker:
                 env={**os.environ, WORKER: f"{theirs.fileno()}:{self.number}"},
                 start_new_session=True,  # Ctrl-C is for the first process, which lets the others finish
             )
+
+    async def watch(self) -> None:
+        """Return when it has ended, or hangs and was killed."""
+        ended = self.channel.ended
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), ASK_EVERY_S)
+            if not self.ready:  # while it starts it may be busy for as long as it likes
+                continue
+            try:
+                await asyncio.wait_for(self.channel.call("still there"), SILENT_S)
+            except TimeoutError:
+                assert self.process is not None
+                log.warning("worker %d gave no answer for %g s and is killed", self.number, SILENT_S)
+                self.process.send_signal(signal.SIGKILL)
+                await ended.wait()
+            except OtherEnded:
+                return
 
     async def ended(self) -> int:
         """Wait for its end, and take back what it held; the exit code."""
@@ -248,7 +270,7 @@ class Workers:
         while self._failure is None:
             worker = self._workers[number] = _Worker(self, number)
             await worker.start()
-            await worker.channel.ended.wait()
+            await worker.watch()
             said = f"worker {number} ended ({how(await worker.ended())})"
             failed = 0 if worker.began else failed + 1
             if worker.failure is not None:
@@ -330,8 +352,10 @@ class _Playing:
         self.channel = Channel(self._answer)
         self._env = env
 
-    async def _answer(self, name: str, group: int, told: Told) -> Played:
-        assert name == "play"
+    async def _answer(self, name: str, *arguments: Any) -> Played | None:
+        return await self._play(*arguments) if name == "play" else None
+
+    async def _play(self, group: int, told: Told) -> Played:
         env = self._env
         env.max_token_len, env.curr_step = told.max_token_len, told.step
         _group.set(group)

@@ -277,8 +277,8 @@ async def check(hosts: int, slots: int, at_once: int, turns: int, latency_s: flo
         said = simulate(shape, costs, rollouts=max(2000, 4 * rollouts))
         wall_s, cpu_s = await played(hosts, slots, rollouts, turns, latency_s)
         print(
-            f"{rollouts:>5} at once, {hosts * slots} slots on {hosts} servers: {rollouts * WAVES / wall_s:.1f} a second,"
-            f" {rollouts * WAVES / cpu_s:.0f} a second of CPU; the model says {said.rollouts_per_s:.1f} and"
+            f"{rollouts:>5} at once, {hosts * slots} slots on {hosts} servers: {rollouts * WAVES / wall_s:.1f} a second"
+            f" or {rollouts * WAVES / cpu_s:.0f} a second of CPU; the model says {said.rollouts_per_s:.1f} and"
             f" {said.rollouts_per_s / said.busy['client']:.0f}"
         )
 

@@ -115,6 +115,7 @@ def test_python_m_takes_the_same_words(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert command_line(TerminalTasksEnv, words) == 0
     assert called == {"group_size": 2, "verb": "process", "out": Path("here"), "fresh": True}
     assert command_line(TerminalTasksEnv, ["process", "--env.group_sise", "2"]) == 2
+    assert command_line(TerminalTasksEnv, ["process", "--config", "terminal_tasks", "--workers", "2"]) == 2
     assert "group_size" in capsys.readouterr().err
 
 

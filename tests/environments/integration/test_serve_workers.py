@@ -9,12 +9,14 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent_loop.local_models.standin import StandIn
 from agent_loop.records.verify import verify
+from environments.atropos.workers import _Worker
 from sandbox_pool.journal.journal import Journal
 from support.atropos_api import RunApi, Trainer
 from support.env_serve import ServedEnv, play, sampled_by_server, trained_by_trainer
@@ -146,6 +148,18 @@ async def test_a_worker_that_cannot_start_ends_the_run_with_its_reason(
     env.start("--workers", "2")
     assert await asyncio.to_thread(env.wait, 60.0) != 0
     assert "no tasks for workers" in env.said().splitlines()[-1]
+
+
+async def test_a_worker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("environments.atropos.workers.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("environments.atropos.workers.SILENT_S", 0.05)
+    monkeypatch.setattr("sandbox_pool.process_channel.CANCEL_TIMEOUT_S", 0.05)
+    worker = _Worker(SimpleNamespace(pool=None, command=["sleep", "1000"]), 3)  # type: ignore[arg-type]
+    await worker.start()
+    worker.began = True
+    await asyncio.wait_for(worker.watch(), 30)
+    assert await worker.ended() == -signal.SIGKILL
+    assert "worker 3 gave no answer for 0.05 s and is killed" in caplog.text
 
 
 def test_a_number_of_workers_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ async def test_idle_hosts_go_down_to_the_minimum(make_pool):
         await asyncio.gather(*(lease.release() for lease in leases))
         await eventually(lambda: len(place.servers) == 1)
         await eventually(lambda: len(journal_of(pool)) == 1)
+        assert pool.metrics.counts["hosts_stopped"] == 2
 
 
 async def test_the_intent_is_in_the_journal_before_the_provider_is_asked(make_pool):
@@ -308,6 +309,8 @@ async def test_a_new_pool_takes_over_the_running_hosts_of_a_dead_one(make_pool, 
             assert [host.name for host in second.status().hosts] == [name]
             assert second.status().hosts[0].free == 2
             assert second.metrics.counts["hosts_adopted"] == 1
+            (host,) = second._fleet.hosts.values()
+            assert (host.key, host.spec, host.connect) == ("all", second.config.spec, place.connect)
             assert len(place.started) == 2, "found by its name, not created"
             assert len(place.servers) == 1
             await (await second.acquire("t")).release()
