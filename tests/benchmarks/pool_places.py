@@ -114,7 +114,7 @@ async def main(rounds):
             if number % 20 == 0:  # they are slow
                 for name, call in others.items():
                     execs[name].append(await timed(call()))
-        # After all commands: what a lease leaves for later, the next slot and the removal of the last one, would meet them.
+        # After all commands: a lease leaves work for later, the next slot and the removal of the last one.
         for _ in range(rounds):
             for name in places:
                 leases[name].append(await timed(lease_once(pools[name])))
