@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,6 +47,9 @@ from sandbox_pool.spec import SandboxSpec
 if TYPE_CHECKING:
     from atroposlib.envs.base import APIServerConfig
 
+    from environments.atropos.api import RolloutApi
+    from environments.atropos.stops import Stop
+    from environments.atropos.workers import Played, Workers
     from environments.roles import RolloutRoles
     from environments.rollouts.cassettes import Cassettes
     from environments.rollouts.hack_meter import HackMeter, Probe
@@ -118,6 +122,11 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Records each rollout; set by process and evaluate."""
         self.replayed = False
         """Whether a tape stands for model and slots: then no server is asked for anything."""
+        self.keep_lines: Callable[[bytes], Awaitable[None]] = self._append
+        """Stores lines of `data_path_to_save_groups`."""
+        self.worker_count = 0
+        """Processes that play the groups of `serve`; 0: this one does."""
+        self._workers: Workers | None = None
         self._quarantine: Quarantine | None = None
         if config.quarantine is not None:
             from environments.rollouts.quarantine import Quarantine
@@ -328,7 +337,58 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Close what `open_up` opened."""
         await self._stack.aclose()
 
+    async def _serve(self, api: RolloutApi, stop: Stop) -> None:
+        if not self.worker_count:
+            await super()._serve(api, stop)
+            return
+        from environments.atropos.workers import Workers
+
+        async with Workers(self, self.worker_count) as workers:
+            if await stop.unless_draining(workers.all_ready()) is not None:
+                self._workers = workers
+                await super()._serve(api, stop)
+
+    def status_facts(self) -> dict[str, Any]:
+        """What goes on right now."""
+        return super().status_facts() | ({} if self._workers is None else self._workers.status_facts())
+
     # Groups
+
+    async def play(self, item: Any) -> None:
+        """Roll out an item, here or in a worker."""
+        if self._workers is None:
+            await super().play(item)
+            return
+        played = await self._workers.play(item)
+        self.counts.rejected += played.rejected
+        self.completion_lengths += played.completion_lengths
+        self.backlog += map(self.item_from_json, played.backlog)
+        self._packer.tokens.add(*played.tokens)
+        if played.stats is not None:
+            self.stats.merge(played.stats)
+        if self._meter is not None:
+            self._meter.count(*played.probes)
+        for failed in played.failed_items:
+            self.rollouts.count_failed(*failed)
+
+    def take_played(self) -> Played:
+        """In a worker: figures of what was played since the last call."""
+        from environments.atropos.workers import Played
+
+        backlog, self.backlog = [self.item_to_json(item) for item in self.backlog], []
+        lengths, self.completion_lengths = self.completion_lengths, []
+        rejected, self.counts.rejected = self.counts.rejected, Counter()
+        stats, self.stats = self.stats, RolloutStats()
+        return Played(
+            rejected,
+            lengths,
+            backlog,
+            stats,
+            self._packer.tokens.take(),
+            self._packer.waiting,
+            (0, 0) if self._meter is None else self._meter.take_counts(),
+            self.rollouts.take_failed(),
+        )
 
     async def collect_trajectories(self, item: Any) -> tuple[list[Group] | None, list[Any]]:
         """Run a group and pack it; None when it is not complete or must not be trained on."""
@@ -354,8 +414,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def save(self, result: GroupResult) -> None:
         """Append a group's rollouts to `data_path_to_save_groups`."""
         if self.config.data_path_to_save_groups is not None:
-            lines = b"".join(record.to_json() + b"\n" for record in result.records())
-            await asyncio.to_thread(append_bytes, Path(self.config.data_path_to_save_groups), lines)
+            await self.keep_lines(b"".join(record.to_json() + b"\n" for record in result.records()))
+
+    async def _append(self, lines: bytes) -> None:
+        await asyncio.to_thread(append_bytes, Path(str(self.config.data_path_to_save_groups)), lines)
 
     async def _deliver(self, result: GroupResult) -> list[Group] | None:
         await self.save(result)
@@ -421,9 +483,10 @@ class HermesAgentBaseEnv(AtroposEnv):
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log figures of the rollouts since the last log line, and of the delivery."""
         tokens = self._packer.tokens
+        waiting = 0 if self._workers is None else self._workers.segments_waiting
         figures: dict[str, Any] = {
             "delivery/token_fraction": tokens.fraction,
-            "delivery/segments_waiting": self._packer.waiting,
+            "delivery/segments_waiting": self._packer.waiting + waiting,
         }
         if self._quarantine is not None:
             figures["quarantine/left_out"] = self._quarantine.left_out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import random
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,20 +40,20 @@ def file_rows(path: Path) -> list[dict[str, Any]]:
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DatasetUnavailable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path, data)
 
 
 def _json_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(data.removeprefix(BOM_UTF8).splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise DatasetUnavailable(f"{path}, line {number} is not JSON: {error}") from error
+            raise DatasetUnavailable(f"{path}, line {number} is not JSON: {error.msg}") from error
         if not isinstance(row, dict):
             raise DatasetUnavailable(f"{path}, line {number} is not a JSON object")
         rows.append(row)

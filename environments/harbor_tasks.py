@@ -14,7 +14,6 @@ import errno
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -37,7 +36,7 @@ from environments.base import (
 from environments.config.settings import Verification
 from environments.errors import ConfigError
 from environments.listed_items import ListedItemsConfig, ListedItemsEnv
-from environments.scoring.verification import AgentFault
+from environments.scoring.verification import AgentFault, CheckTimeout
 from sandbox_pool.errors import SandboxFileError, first_invalid
 from sandbox_pool.server.network_rules import EGRESS
 from sandbox_pool.spec import NetworkRules, SandboxSpec
@@ -47,6 +46,7 @@ log = logging.getLogger(__name__)
 HOST = "host"
 FOLDERS = "/logs/agent /logs/verifier /logs/artifacts"
 MOST_REWARD_BYTES = 1 << 20
+MOST_REWARD = 1e300
 MOST_SOLUTION_BYTES = 48_000
 """The stand-in plays a solution as one command, which has to fit into its turn."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -285,20 +285,24 @@ def read_tasks(path: Path) -> dict[str, HarborTask]:
     return found
 
 
+class NoReward(ValueError):
+    """The verifier wrote no reward that can be read."""
+
+
 def rewards_in(name: str, data: bytes) -> dict[str, float]:
-    """Rewards by name from reward.json or reward.txt; ValueError for anything but finite numbers."""
+    """Rewards by name from reward.json or reward.txt; NoReward for anything but finite numbers."""
     if not data.strip():
-        raise ValueError(f"the verifier's {name} is empty")
+        raise NoReward(f"the verifier's {name} is empty")
     try:
         found = json.loads(data) if name == "reward.json" else float(data)
-    except ValueError as error:
-        raise ValueError(f"the verifier's {name} cannot be read: {data[:80]!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise NoReward(f"the verifier's {name} cannot be read: {data[:80]!r}") from error
     rewards = found if isinstance(found, dict) else {"reward": found}
     for key, value in rewards.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"the verifier's {name}: {key} is {value!r}, not a finite number")
+        if not isinstance(value, int | float) or not -MOST_REWARD < value < MOST_REWARD:
+            raise NoReward(f"the verifier's {name}: {key} is {str(value)[:80]!r}, not a finite number")
     if not rewards:
-        raise ValueError(f"the verifier's {name} names no reward")
+        raise NoReward(f"the verifier's {name} names no reward")
     return {key: float(value) for key, value in rewards.items()}
 
 
@@ -329,6 +333,7 @@ class HarborEnv(ListedItemsEnv):
         if config.tasks is None:
             raise ConfigError("env.tasks is missing: name the tasks as in `hermes-rl evaluate harbor:PATH`")
         self.task_of = read_tasks(config.tasks)
+        self._sound: dict[str, bool] = {}
         for task in self.task_of.values():
             task.spec(config.sandbox, config.image)
         return [
@@ -372,8 +377,35 @@ class HarborEnv(ListedItemsEnv):
     async def compute_reward(self, item: dict[str, str], result: AgentResult, ctx: ToolContext) -> Score:
         """Run tests/test.sh on what the agent left, and read its reward.
 
-        A process that outlives test.sh is stopped first, so nothing changes what is read.
+        Where there is none, or none that can be read, the same tests run in a slot that no agent touched: if they write
+        one there, the agent is why they did not here.
         """
+        try:
+            return await self._tested(item, ctx)
+        except NoReward as error:
+            await ctx.close()  # a verifier that holds one slot and waits for another could wait for ever
+            if await self._writes_a_reward(item):
+                raise AgentFault(str(error)) from error
+            raise
+
+    async def _writes_a_reward(self, item: dict[str, str]) -> bool:
+        """Whether the tests of this task do without an agent; asked once."""
+        name = item["id"]
+        if name not in self._sound:
+            async with self.opened_pool().lease(f"harbor-{name}", self.spec(item)) as sandbox:
+                ctx = SandboxContext(sandbox)
+                try:
+                    await self.prepare(item, ctx)
+                    await self.start(item, ctx)
+                    await self._tested(item, ctx)
+                    self._sound[name] = True
+                except (NoReward, AgentFault, CheckTimeout, SandboxFileError, RuntimeError) as error:
+                    log.warning("the tests of %s give no reward on an untouched slot: %s", name, error)
+                    self._sound[name] = False
+        return self._sound[name]
+
+    async def _tested(self, item: dict[str, str], ctx: SandboxContext) -> Score:
+        """A process that outlives test.sh is stopped before its reward is read, so nothing changes that."""
         task, sandbox = self.task_of[item["id"]], await ctx.sandbox()
         verifier = task.file.verifier
         clean = "rm -rf /tests /logs/verifier; [ ! -L /logs ] || rm -f /logs"
@@ -381,7 +413,9 @@ class HarborEnv(ListedItemsEnv):
         if made.exit_code != 0:
             raise AgentFault(f"the verifier's folders cannot be made anew: {made.output.strip()[-200:]}")
         await ctx.upload_dir(task.folder / "tests", "/tests")
-        await _must(ctx, "chmod -R a+rX /tests && chmod a+rx /tests/test.sh", "cannot lay out the tests")
+        laid_out = await ctx.exec("chmod -R a+rX /tests && chmod a+rx /tests/test.sh")
+        if laid_out.exit_code != 0:
+            raise AgentFault(f"the tests cannot be laid out: {laid_out.output.strip()[-200:]}")
         if task.hosts(verifier) != task.hosts(task.file.agent):
             await sandbox.allow_hosts(task.hosts(verifier))
         user = None if verifier.user in (None, task.file.agent.user) else str(verifier.user)
@@ -397,7 +431,7 @@ class HarborEnv(ListedItemsEnv):
         whole = rewards.get("reward", sum(rewards.values()) / len(rewards))
         return Score(whole, components=rewards if len(rewards) > 1 else {})
 
-    async def _rewards(self, ctx: ToolContext) -> dict[str, float]:
+    async def _rewards(self, ctx: SandboxContext) -> dict[str, float]:
         for name in ("reward.json", "reward.txt"):
             try:
                 return rewards_in(name, await ctx.read_file(f"/logs/verifier/{name}", max_bytes=MOST_REWARD_BYTES))
@@ -405,7 +439,7 @@ class HarborEnv(ListedItemsEnv):
                 if error.errno != errno.ENOENT:
                     raise
         said = (await ctx.exec("tail -c 400 /logs/verifier/test-stdout.txt")).output.strip()
-        raise ValueError(f"the verifier wrote no reward; it said: {said}")
+        raise NoReward(f"the verifier wrote no reward; it said: {said}")
 
     def solution(self, item: dict[str, str]) -> Sequence[str | Mapping[str, Any]]:
         return self.task_of[item["id"]].solution()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from pydantic import Field, create_model
 
 from agent_loop import own_process
-from environments.config.flags import split_settings
+from environments.config.flags import add_workers, split_settings
 from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import find_config, harbor_path, read_yaml
@@ -40,6 +40,8 @@ SHIPPED = {
     "swe_bench": "environments.benchmarks.swe_bench:SweBenchEnv",
     "reasoning_gym": "environments.benchmarks.reasoning_gym:ReasoningGymEnv",
 }
+WORKER = "HERMES_RL_WORKER"
+"""Set for a worker of `serve`: the descriptor that leads to the process that started it, and its number."""
 Config = TypeVar("Config", bound=RunConfig)
 VERBS = ("serve", "process", "evaluate")
 
@@ -124,12 +126,18 @@ def _model_of(kind: type[HermesAgentBaseEnv], model: type[Config]) -> type[Confi
     )
 
 
-def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh: bool = False) -> int:
+def run_verb(env: HermesAgentBaseEnv, verb: str, out: Path | None = None, fresh: bool = False, workers: int = 0) -> int:
     """Run one verb to its end; the exit code. SIGTERM ends it in good order."""
     from environments.runs.batch import evaluate_run, process_run
 
     if verb == "serve":
-        own_process.run(env.env_manager())
+        if WORKER in os.environ:
+            from environments.atropos.workers import work, worker_end
+
+            own_process.run(work(env, *worker_end()))
+        else:
+            env.worker_count = workers
+            own_process.run(env.env_manager())
         return 0
     batch = process_run if verb == "process" else evaluate_run
     return own_process.run(batch(env, out, fresh))
@@ -145,7 +153,8 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 def configure_logging(verbose: bool = False) -> None:
     """Log lines on stderr: ours from INFO on, other libraries' from WARNING on."""
-    form = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    worker = os.environ.get(WORKER, "").partition(":")[2]
+    form = f"%(asctime)s %(levelname).1s {worker and f'worker {worker} '}%(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", handlers=[StderrHandler()])
     for package in ("environments", "agent_loop", "sandbox_pool"):
         logging.getLogger(package).setLevel(logging.DEBUG if verbose else logging.INFO)
@@ -163,8 +172,10 @@ def command_line(kind: type[HermesAgentBaseEnv], argv: Sequence[str] | None = No
         parser.add_argument("--config", help="YAML file, or the name of a shipped config")
         parser.add_argument("--out", type=Path, help="where process and evaluate write (default runs/NAME)")
         parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+        add_workers(parser)
         args = parser.parse_args(words)
         configure_logging()
-        return run_verb(load_environment(args.config, settings, kind), args.verb, args.out, args.fresh)
+        env = load_environment(args.config, settings, kind)
+        return run_verb(env, args.verb, args.out, args.fresh, args.workers)
 
     return run_command(name, work)

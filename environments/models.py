@@ -109,6 +109,8 @@ class ModelOpener:
     async def _open_one(self, server: ServerConfig) -> ModelServer:
         if self._replayed:
             return await self._tape_player(server)
+        if not server.base_url and server.server_type not in ("standin", "cpu-model"):
+            raise ConfigError(f"{self._section}.base_url is missing: where is the model server?")
         match server.server_type:
             case "openai":
                 return await self._chat(server)

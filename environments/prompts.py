@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +27,7 @@ from environments.listed_items import ListedItemsConfig, ListedItemsEnv
 from sandbox_pool.errors import did_you_mean
 from sandbox_pool.spec import SandboxSpec
 
+log = logging.getLogger(__name__)
 Row = dict[str, Any]
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -103,12 +107,26 @@ def _rows(config: PromptsConfig) -> list[Row]:
             )
         if not prompt or not isinstance(prompt, str | list):
             raise ConfigError(f"{source}, row {number}: {field!r} is not a text or a list of messages")
-        row.setdefault("id", f"{Path(source).stem}-{number}")
+        for place, message in enumerate(prompt if isinstance(prompt, list) else (), 1):
+            if not isinstance(message, Mapping) or not message.get("role") or not {"content", "tool_calls"} & {*message}:
+                raise ConfigError(f"{source}, row {number}: message {place} of {field!r} has no `role` or no `content`")
+        if row.get("id") is None:
+            row["id"] = f"{Path(source).stem}-{number}"
         _contents(row.get("files"), row)
         _contents(row.get("check_files"), row)
-    if len({str(row["id"]) for row in rows}) < len(rows):
-        raise ConfigError(f"env.dataset {source}: two rows have the same `id`")
+    name, times = Counter(str(row["id"]) for row in rows).most_common(1)[0]
+    if times > 1:
+        raise ConfigError(f"env.dataset {source}: {times} rows have the same `id`, {name}")
+    _warn_of_slips({column for row in rows for column in row} - {field}, config)
     return rows
+
+
+def _warn_of_slips(columns: set[str], config: PromptsConfig) -> None:
+    """A dataset may have columns of its own. One that is called nearly as one of ours is none of them."""
+    known = {config.answer_field, "id", "category", "files", "image", "check", "check_files", "user", "solution"}
+    for name in sorted(known - columns):
+        for other in get_close_matches(name, sorted(columns - known), n=1, cutoff=0.85):
+            log.warning("the column `%s` is not read: did you mean `%s`?", other, name)
 
 
 def _contents(files: Any, row: Row) -> dict[str, bytes | str]:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from itertools import combinations
@@ -22,11 +22,11 @@ from typing import Any
 
 import yaml
 
-from agent_loop.model.contract import Message, ModelError, ModelServer, ModelTurn, Sampling
+from agent_loop.model.contract import ContextTooLong, Message, ModelError, ModelServer, ModelTurn, Sampling
 from agent_loop.model.errors import RetryPolicy, translate, with_retries
 from environments.config.settings import JudgeConfig, RoleConfig, UserConfig
 from environments.runs.store import write_whole
-from environments.scoring.verification import Verdict
+from environments.scoring.verification import AgentFault, Verdict
 
 REMEMBERED = 10_000
 """Answers of a judge that are kept in memory."""
@@ -153,7 +153,8 @@ class RolloutRoles:
         if not material:
             raise ValueError("ctx.judge was given nothing to judge: name it, as in ctx.judge(rubric, answer=text)")
         use, wanted = self._use("judge"), votes or role.config.votes
-        question = _Question(rubric, quoted(material, role.config.max_material_chars), points)
+        chars = role.config.max_material_chars
+        question = _Question(rubric, quoted(material, chars), points, quoted(dict.fromkeys(material, ""), chars))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_vote(role, question, number, wanted, use)) for number in range(wanted)]
@@ -224,6 +225,8 @@ class _Question:
     rubric: str
     material: str
     points: int
+    nothing: str
+    """The material as it is of a rollout that gave nothing to judge."""
 
     def token(self, vote: int) -> str:
         """Follows from the material, so no material can contain it."""
@@ -237,7 +240,23 @@ class _Question:
 
 
 async def _vote(role: Role, question: _Question, number: int, votes: int, use: RoleUse) -> tuple[float, str]:
-    """One vote as a share of the points, and its reasons."""
+    """One vote as a share of the points, and its reasons.
+
+    A judge that reads the same question about no work, and not this one, was kept from it by the work.
+    """
+    verdict, answer = await _asked(role, question, number, votes, use)
+    if verdict is not None:
+        return verdict
+    said = f"the judge gave no verdict in {UNREADABLE_TRIES} answers; the last one: {answer[:200]!r}"
+    if (await _asked(role, replace(question, material=question.nothing), number, votes, use))[0] is not None:
+        raise AgentFault(f"{said}; without the work it gives one")
+    raise RoleAway(said)
+
+
+async def _asked(
+    role: Role, question: _Question, number: int, votes: int, use: RoleUse
+) -> tuple[tuple[float, str] | None, str]:
+    """The verdict, if there was one, and the last answer."""
     token, config = question.token(number), role.config
     temperature = config.temperature
     if temperature is None:
@@ -250,12 +269,17 @@ async def _vote(role: Role, question: _Question, number: int, votes: int, use: R
         sampling = Sampling(heat, config.max_tokens, seed=seed, extra_body=extra)
         messages = question.messages(token)
         key = _key(config, messages, seed)
-        answer = await role.ask(messages, sampling, use, key)
+        try:
+            answer = await role.ask(messages, sampling, use, key)
+        except RoleAway as error:
+            if isinstance(error.__cause__, ContextTooLong):
+                return None, str(error)
+            raise
         verdict = read_verdict(answer, token, question.points)
         if verdict is not None:
-            return verdict
+            return verdict, answer
         role.forget(key)
-    raise RoleAway(f"the judge gave no verdict in {UNREADABLE_TRIES} answers; the last one: {answer[:200]!r}")
+    return None, answer
 
 
 def read_verdict(text: str, token: str, points: int) -> tuple[float, str] | None:

@@ -71,7 +71,7 @@ class PoolConfig(BaseModel):
     """Where slot servers run: a built-in name, the name of an entry point, or `module:Class`."""
     provider_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of that provider alone; it checks them itself and refuses keys it does not know."""
-    slots_per_host: int = Field(default=8, ge=1, le=4096)
+    slots_per_host: int = Field(default=8, ge=1, le=16384)
     spec: SandboxSpec = Field(default_factory=SandboxSpec)
     """Spec of leases that name none; the first `min_hosts` hosts are started for it."""
 

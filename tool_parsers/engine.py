@@ -19,7 +19,7 @@ from tool_parsers.text import Text
 
 SHORTEST_CUT = 4
 """Less of a marker may as well be text."""
-_EMPTY_CALL = re.compile(r"<[^<>\s]{1,64}>\s*+<[^<>\s]{1,64}>\s*+")
+_EMPTY_CALL = re.compile(r"(?:<[^<>\s]{1,64}>\s*+<[^<>\s]{1,64}>|\[[A-Z_]{1,32}\])\s*+")
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Turn:
         (self.after if self.calls else self.before).append(text)
 
     def add(self, reading: Reading, raw: str, start: int) -> None:
-        """Take a reading; what has no readable name stays visible as text, unless it is a pair of markers."""
+        """Take a reading; what has no readable name stays visible as text, unless it is nothing but markers."""
         if reading.calls:
             self.written.append(raw[start : reading.end])
         elif not _EMPTY_CALL.fullmatch(raw, start, reading.end):

@@ -34,6 +34,7 @@ _SIMPLE = {
     '"': '"',
     "\n": "",
 }
+_EMPTY = re.compile(r"(set|list|tuple|dict)\(\s{0,8}\)")
 _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _AFTER_VALUE = re.compile(r"\s*+(?:[,)\]}:]|\Z)")
 _NEXT_KEYWORD = re.compile(r",\s*+(?:[A-Za-z_][\w.\-]{0,255}+\s{0,20}+[=:]|[)\]]|\Z)")
@@ -187,6 +188,10 @@ class PythonReader:
         if number is not None and not self.raw[number.end() : number.end() + 1].isalnum():
             self.place = number.end()
             return self._number(number.group())
+        empty = _EMPTY.match(self.raw, self.place, self.end)
+        if empty is not None:
+            self.place = empty.end()
+            return {} if empty.group(1) == "dict" else []
         match = _NAME.match(self.raw, self.place, self.end)
         if match is None or match.group() not in _CONSTANTS:
             raise self._fault("expected a value")

@@ -9,9 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from types import GenericAlias
+from typing import Any, NotRequired, get_type_hints
 
 import orjson
+from pydantic import TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from agent_loop.model.contract import ManagedState, Message, Segment, ToolSchema, WeightsSpan
 from agent_loop.outcome import Outcome
@@ -162,14 +166,14 @@ class AgentResult:
         record.sampled_calls = self.sampled_calls
         record.pieces = self.vocabulary()
         record.turns = [dict(vars(turn)) for turn in self.turns]
-        record.tool_calls = [_stored(call) for call in self.tool_calls]
+        record.tool_calls = [_without_text(call) for call in self.tool_calls]
         record.metrics = self.metrics
         record.truncations = self.truncations
         record.timing |= self.timing
         record.error = self.error
 
 
-def _stored(call: ToolCallRecord) -> dict[str, Any]:
+def _without_text(call: ToolCallRecord) -> dict[str, Any]:
     stored: dict[str, Any] = storable({key: value for key, value in vars(call).items() if key not in _NOT_STORED})
     return stored
 
@@ -287,8 +291,56 @@ class RolloutRecord:
         if unknown := sorted(set(data) - known):
             raise ValueError(f"unknown key {unknown[0]!r} in a rollout record")
         try:
-            data["segments"] = [Segment(**s) for s in data.get("segments", [])]
-            data["sampled_calls"] = [SampledCall.from_data(c) for c in data.get("sampled_calls", [])]
-            return cls(**data)
-        except TypeError as error:
-            raise ValueError(f"not a rollout record: {error}") from error
+            _stored_line().validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"not a rollout record: {where}: {first['msg'].lower()}") from error
+        data["segments"] = [Segment(**s) for s in data.get("segments", [])]
+        data["sampled_calls"] = [SampledCall.from_data(c) for c in data.get("sampled_calls", [])]
+        return cls(**data)
+
+
+@with_config(strict=True, extra="allow")
+class _Named(TypedDict):
+    name: NotRequired[str]
+
+
+@with_config(strict=True, extra="allow")
+class _Function(TypedDict):
+    """A tool's schema, or a call of it: others say what more is in it."""
+
+    function: NotRequired[_Named]
+
+
+@with_config(strict=True, extra="allow")
+class _Message(TypedDict):
+    role: str
+    content: NotRequired[str | list[dict[str, Any]] | None]
+    tool_calls: NotRequired[list[_Function] | None]
+
+
+@cache
+def _stored_line() -> TypeAdapter[Any]:
+    """Asks for the type of everything in a line, however deep, so that no reader of a record need ask."""
+    span, turn = _stored(WeightsSpan), _stored(TurnRecord)
+    # A logprob that is no number is written as null: `verify` has the words for it.
+    segment = _stored(Segment, logprobs=list[float | None])
+    sampled = _stored(SampledCall, logprobs=list[float | None], weights_spans=GenericAlias(list, span))
+    call = _stored(ToolCallRecord, status=str | None, repairs=list[str], nested=list[Any])
+    parts: dict[str, Any] = {"messages": _Message, "tools": _Function, "segments": segment, "sampled_calls": sampled}
+    lists = {name: GenericAlias(list, part) for name, part in (parts | {"turns": turn, "tool_calls": call}).items()}
+    return TypeAdapter(_stored(RolloutRecord, **lists))
+
+
+def _stored(kind: type[Any], **inner: Any) -> Any:
+    """A dataclass as the JSON object that stands for it, with other types for some of its fields."""
+    needed = {
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    hints = get_type_hints(kind) | inner
+    make: Any = TypedDict
+    fields = {name: hint if name in needed else NotRequired[hint] for name, hint in hints.items()}
+    return with_config(strict=True, extra="forbid")(make(kind.__name__, fields))

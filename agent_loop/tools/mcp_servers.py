@@ -1,8 +1,9 @@
 """MCP servers of one rollout: their tools become tools of the model.
 
 A server that does not start, ends, or cannot be reached is infrastructure: `McpServerLost` ends the rollout and nothing
-is scored. What a tool itself reports as an error is for the model to read. Each server lives in a task of its own,
-because the SDK may cancel the task that opened it; calls come from any other.
+is scored. One that runs in the slot, and ends there after its start, is the agent's own doing (`SandboxDestroyed`): it
+can end every process of its slot. What a tool itself reports as an error is for the model to read. Each server lives in
+a task of its own, because the SDK may cancel the task that opened it; calls come from any other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from agent_loop.tools.own_tools import script_parameters
 from agent_loop.tools.script.execute_code import script_source
 from agent_loop.tools.tool import CallContext, Tool, ToolFailure, outcome_of
 from agent_loop.turn.tool_call import ToolOutcome
-from sandbox_pool.errors import SandboxError, did_you_mean
+from sandbox_pool.errors import SandboxDestroyed, SandboxError, did_you_mean
 
 if TYPE_CHECKING:
     from sandbox_pool.client.sandbox import Sandbox
@@ -42,6 +43,8 @@ STDERR_CHARS = 500
 ALIVE_TIMEOUT_S = 10.0
 """How long a server that let a call time out may take to answer another question before it counts as lost."""
 MOST_PAGES = 100
+MOST_HEARD_CHARS = 32 << 20
+"""Of one message from a slot, and of all that wait for the session: programs there can speak in the server's place."""
 
 
 class McpServerLost(SandboxError):
@@ -131,6 +134,7 @@ class McpServer:
         to_session, read = anyio.create_memory_object_stream[Any](math.inf)
         write, from_session = anyio.create_memory_object_stream[Any](0)
         pieces: list[str] = []
+        heard_chars = 0
 
         async def handle(frame: bytes) -> bytes:
             request = json.loads(frame)
@@ -142,11 +146,18 @@ class McpServer:
                 except (anyio.EndOfStream, anyio.ClosedResourceError):
                     return b"{}"
                 return json.dumps({"text": message.message.model_dump_json(by_alias=True, exclude_unset=True)}).encode()
+            nonlocal heard_chars
             pieces.append(str(request["text"]))
+            heard_chars += len(pieces[-1])
+            if heard_chars > MOST_HEARD_CHARS:
+                to_session.close()
+                return b"{}"
             if not request["more"]:
                 heard = "".join(pieces)
                 pieces.clear()
                 to_session.send_nowait(_parsed(heard))
+                waiting = to_session.statistics().current_buffer_used
+                heard_chars = heard_chars if waiting else 0
             return b'{"ok": true}'
 
         path = f"{self._scratch}/hermes_mcp_{random_name(8)}.sock"
@@ -201,7 +212,7 @@ class McpServer:
         )
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Call one of its tools. ToolFailure is the model's to read; McpServerLost ends the rollout."""
+        """Call one of its tools. ToolFailure is the model's to read; a server that is gone ends the rollout."""
         if self._client is None or self._life is None:
             raise RuntimeError("the server was not started")
         if self._life.done():
@@ -242,12 +253,12 @@ class McpServer:
         except (TimeoutError, OSError, anyio.ClosedResourceError) as another:
             raise await self._ended(another) from another
 
-    async def _ended(self, error: Exception) -> McpServerLost:
+    async def _ended(self, error: Exception) -> SandboxError:
         """After the session's end, so that what the server said last is known."""
         await self.close()
-        return self._lost(f"ended ({error or type(error).__name__})")
+        return self._lost(f"ended ({str(error) or type(error).__name__})")
 
-    def _lost(self, what: str) -> McpServerLost:
+    def _lost(self, what: str) -> SandboxError:
         cause = None
         if self._life is not None and self._life.done() and not self._life.cancelled():
             cause = self._life.exception()
@@ -255,7 +266,8 @@ class McpServer:
             cause = cause.exceptions[0]
         parts = [f"the MCP server {self.name!r} {what}", *([str(cause) or type(cause).__name__] if cause else [])]
         parts += [" ".join(self._said.split())] if self._said.strip() else []
-        return McpServerLost(": ".join(parts))
+        in_slot = self._config.where == "slot" and not self._config.url
+        return (SandboxDestroyed if in_slot and self._client is not None else McpServerLost)(": ".join(parts))
 
 
 def _parsed(line: str) -> SessionMessage | Exception:
@@ -267,13 +279,22 @@ def _parsed(line: str) -> SessionMessage | Exception:
 
 def _outcome(result: Any) -> ToolOutcome:
     """What the model reads: the texts, or the structured result where there are none."""
-    texts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
+    texts = [_text(block) for block in result.content]
     text = "\n".join(texts)
     if result.is_error:
         raise ToolFailure(text or "The tool failed.")
     if not texts and result.structured_content is not None:
         return outcome_of(dict(result.structured_content))
     return outcome_of({"result": text})
+
+
+def _text(block: Any) -> str:
+    """Of a block of any kind. What is no text is named, so that the model knows that there was something."""
+    held = block.resource if block.type == "resource" else block
+    if isinstance(text := getattr(held, "text", None), str):
+        return text
+    named = [str(value) for value in (getattr(held, "uri", None), getattr(held, "mime_type", None)) if value]
+    return f"[{' '.join([block.type, *named])}]"
 
 
 @contextlib.asynccontextmanager

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import inspect
 import json
 import keyword
 import re
 import shlex
 import textwrap
-from collections.abc import Awaitable, Callable, Mapping
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache
+from types import CodeType
 from typing import Any, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
@@ -139,14 +142,19 @@ def _arguments_model(function: Callable[..., Any], label: str) -> tuple[bool, ty
     fields: dict[str, Any] = {}
     for parameter in parameters[takes_ctx:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ToolsetError(f"{label} cannot be a tool: the model gives arguments by name, not {str(parameter)!r}")
+            kind = f"{parameter.kind.description} parameter {parameter.name!r}"
+            raise ToolsetError(f"{label} cannot be a tool: the model gives arguments by name, so it has no {kind}")
+        if parameter.name == "ctx":
+            raise ToolsetError(f"{label} cannot be a tool: `ctx` must be its first parameter")
         if parameter.annotation is parameter.empty:
             raise ToolsetError(f"{label} cannot be a tool: its parameter {parameter.name!r} has no type")
         if parameter.name.startswith(("_", "model_")):
             raise ToolsetError(f"{label} cannot be a tool: rename its parameter {parameter.name!r}")
         fields[parameter.name] = (parameter.annotation, _field(parameter, said))
     try:
-        model = create_model(label, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        with warnings.catch_warnings():  # a parameter may be called `json` or `copy`, as methods of models are
+            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
+            model = create_model(label, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
         model.model_json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError, NameError) as error:
         why = str(error).partition("\n")[0]
@@ -176,7 +184,9 @@ def _schema(model: type[BaseModel], label: str) -> dict[str, Any]:
                 raise ToolsetError(f"{label} cannot be a tool: its type {name} holds itself")
             node = {**definitions[name], **{key: value for key, value in node.items() if key != "$ref"}}
             inside = (*inside, name)
-        kept = {key: value for key, value in node.items() if not (key == "title" and isinstance(value, str))}
+        # `discriminator` points at definitions, which are gone; what it says stands in the alternatives as well.
+        notes = {"title": str, "discriminator": dict}
+        kept = {key: value for key, value in node.items() if not isinstance(value, notes.get(key, ()))}
         if "properties" in kept:  # a parameter may be called `title`
             kept["properties"] = {key: plain(value, inside) for key, value in node["properties"].items()}
         return {key: value if key in ("properties", "default") else plain(value, inside) for key, value in kept.items()}
@@ -233,10 +243,16 @@ def _host_runner(function: Callable[..., Any], takes_ctx: bool) -> Runner:
     async def run(ctx: CallContext, values: BaseModel) -> Any:
         given = (ctx.own_context,) if takes_ctx else ()
         named = {name: getattr(values, name) for name in type(values).model_fields}
-        if is_async:
-            return await function(*given, **named)
-        returned = await in_thread(lambda: function(*given, **named))
-        return await returned if inspect.isawaitable(returned) else returned
+        try:
+            if is_async:
+                returned = await function(*given, **named)
+            else:
+                returned = await in_thread(lambda: function(*given, **named))
+            if inspect.isawaitable(returned):
+                returned = await returned
+            return [value async for value in returned] if isinstance(returned, AsyncIterator) else returned
+        except SystemExit as error:  # of a library that thinks it is a program: it would end the whole run
+            raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
     return run
 
@@ -284,9 +300,15 @@ def _source(function: Callable[..., Any], label: str) -> str:
     tree.decorator_list, tree.returns = [], None
     for argument in (*tree.args.args, *tree.args.kwonlyargs):
         argument.annotation = None
-    needed = inspect.getclosurevars(function)
-    if outer := sorted({*needed.nonlocals, *needed.globals}):
+    if outer := sorted({*function.__code__.co_freevars, *(_loaded(function.__code__) & set(function.__globals__))}):
         raise ToolsetError(
             f"{label} cannot be a tool in the slot: it uses {outer[0]!r} of its module; import or define it inside"
         )
     return ast.unparse(tree)
+
+
+def _loaded(code: CodeType) -> set[str]:
+    """Global names that it reads. `inspect.getclosurevars` counts what it imports itself, and attributes, as such."""
+    inner = (_loaded(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*inner)

@@ -8,6 +8,7 @@ accidents, not a defence against an attacker: for that, use an isolated slot.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,9 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, field_validator
+
+from agent_loop.tools.output import strip_ansi
+from agent_loop.tools.tool import work_out
 
 Action = Literal["allow", "deny", "ask"]
 Answer = Literal["once", "session", "always", "deny"]
@@ -85,11 +89,26 @@ class CommandPolicy(BaseModel):
         return not isolation.startswith(ISOLATED_LEVELS)
 
     def match(self, tool: str, text: str) -> tuple[Action, Rule | None]:
-        """What the rules say about this text."""
+        """What the rules say about this text. Only the text as it is may be allowed by a rule of its own."""
+        read = as_a_shell_reads(text)
         for rule in self.all_rules():
-            if (not rule.tools or tool in rule.tools) and re.search(rule.pattern, text, re.DOTALL):
+            forms = {text} if rule.action == "allow" else {text, read}
+            if (not rule.tools or tool in rule.tools) and any(
+                re.search(rule.pattern, form, re.DOTALL) for form in forms
+            ):
                 return rule.action, rule
         return self.default, None
+
+
+_CONTINUED = re.compile(r"\\\r?\n|\$\{IFS\b[^}]{0,20}\}|\$IFS\b")
+_INSIDE_A_WORD = re.compile(r"(?<=\w)(?:\\|\"\"|'')(?=\w)")
+
+
+def as_a_shell_reads(text: str) -> str:
+    """The text without what a shell or a terminal drops: line continuations, `$IFS`, escapes inside words and control
+    codes; wide letters as plain ones."""
+    plain = strip_ansi(unicodedata.normalize("NFKC", text)).replace("\0", "")
+    return _INSIDE_A_WORD.sub("", _CONTINUED.sub(" ", plain))
 
 
 @dataclass(frozen=True)
@@ -120,7 +139,7 @@ class PolicyCheck:
         """The decision, or None for a tool that runs no commands."""
         if text is None:
             return None
-        action, rule = self._policy.match(tool, text)
+        action, rule = await work_out(len(text), self._policy.match, tool, text)
         pattern, reason = (rule.pattern, rule.reason) if rule else (None, "")
         if action != "ask":
             return Decision(action == "allow", action, pattern, reason)

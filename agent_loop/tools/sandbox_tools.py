@@ -231,7 +231,8 @@ def add_tools(tools: dict[str, Tool], more: Sequence[Tool]) -> None:
         if not isinstance(tool, Tool):
             raise ToolsetError(f"tools() gave {tool!r}, which is not a tool: decorate the function with @tool")
         if tool.name in tools:
-            raise ToolsetError(f"two tools are called {tool.name!r}: rename yours with @tool(name=...)")
+            way = "give its server another `prefix`, or name its `tools`" if tool.toolset == "mcp" else "@tool(name=...)"
+            raise ToolsetError(f"two tools are called {tool.name!r}: rename one ({way})")
         tools[tool.name] = tool
 
 

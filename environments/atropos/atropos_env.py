@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from environments.atropos.api import ApiLink, RolloutApi
 from environments.atropos.compat import plain_chat_template, usable_api_key, wandb_obstacle
 from environments.atropos.deferred import deferred_imports
 from environments.atropos.groups import Group, GroupRejected, check_group
-from environments.atropos.outbox import Outbox
+from environments.atropos.outbox import EncodedGroup, Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
@@ -173,6 +173,8 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         self._groups_sent = 0
         self._silence = SilenceWatch()
         self.outbox: Outbox | None = None
+        self.send_group: Callable[[Group | EncodedGroup], Awaitable[None]] | None = None
+        """Takes each checked group; None where groups go nowhere."""
         self.metrics_log = MetricsLog()
 
     def _server_count(self) -> int:
@@ -239,7 +241,7 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
                 self._status_kept(),
             ):
                 self.metrics_log.trackers = trackers
-                self.outbox = outbox
+                self.outbox, self.send_group = outbox, outbox.put
                 await ServeLoop(link, outbox, self.config, self._hooks(api), stop, self.counts).run()
         finally:
             await link.disconnect()
@@ -315,11 +317,15 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         return self.backlog.pop() if self.backlog else await self.next_item()
 
     async def _run_group(self, item: Any) -> None:
+        await self.play(item)
+        self._silence.group_ended(self._groups_sent, self.counts.rejected)
+
+    async def play(self, item: Any) -> None:
+        """Roll out an item, and hand on what can be trained on."""
         group, backlog = await self.collect_trajectories(item)
         self.backlog.extend(backlog)
         if group:
             await self.handle_send_to_api(await self.postprocess_histories(group), item)
-        self._silence.group_ended(self._groups_sent, self.counts.rejected)
         await self.cleanup()
 
     async def handle_send_to_api(
@@ -334,10 +340,15 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
         for group in scored_data if isinstance(scored_data, list) else [scored_data]:
             if group is None:
                 continue
-            if await self._accept(group, limit) and do_send_to_api and self.outbox is not None:
-                await self.outbox.put(group)
-                self.items_sent_this_step += 1
-                self._groups_sent += 1
+            if await self._accept(group, limit) and do_send_to_api and self.send_group is not None:
+                await self.hand_over(group)
+
+    async def hand_over(self, group: Group | EncodedGroup) -> None:
+        """Send a checked group, and count it."""
+        assert self.send_group is not None
+        await self.send_group(group)
+        self.items_sent_this_step += 1
+        self._groups_sent += 1
 
     async def _accept(self, group: Group, max_token_len: int) -> bool:
         # An explicit advantage is a signal of its own: groups that carry one need no spread of scores.

@@ -66,6 +66,17 @@ class DeliveredTokens:
     sampled: int = 0
     delivered: int = 0
 
+    def add(self, sampled: int, delivered: int) -> None:
+        """Count those of another process."""
+        self.sampled += sampled
+        self.delivered += delivered
+
+    def take(self) -> tuple[int, int]:
+        """Both since the last call."""
+        taken = self.sampled, self.delivered
+        self.sampled = self.delivered = 0
+        return taken
+
     @property
     def fraction(self) -> float:
         """1.0 when nothing was left out."""

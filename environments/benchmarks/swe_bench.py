@@ -111,7 +111,7 @@ class SweBenchEnv(ListedItemsEnv):
                 done = await fresh.exec("/bin/bash /eval.sh", timeout_s=self.config.test_timeout_s)
             except CheckTimeout as error:
                 raise AgentFault(f"the tests of {item['id']} take too long: {error}") from error
-        return _score(await asyncio.to_thread(self._report, item["id"], done.output))
+        return _score(await asyncio.to_thread(self._judged, item["id"], done.output))
 
     async def _patch_of(self, item: Item, ctx: ToolContext) -> bytes:
         """What the agent changed, against the commit that the image came with: its own git may say anything."""
@@ -132,6 +132,14 @@ class SweBenchEnv(ListedItemsEnv):
         """A slot as the agent's was before it came."""
         async with self.opened_pool().lease(f"swe-bench-{item['id']}", self.spec(item)) as sandbox:
             yield SandboxContext(sandbox)
+
+    def _judged(self, name: str, output: str) -> dict[str, Any]:
+        """The report. Where the parser of a repository's logs fails on these, and on no others, it was the agent's."""
+        try:
+            return self._report(name, output)
+        except Exception as error:
+            self._report(name, "")
+            raise AgentFault(f"what the tests of {name} printed cannot be read: {error}") from error
 
     def _report(self, name: str, output: str) -> dict[str, Any]:
         """SWE-bench's own judgement of what the tests printed. Blocking."""

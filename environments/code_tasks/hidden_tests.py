@@ -22,6 +22,7 @@ from importlib.resources import as_file, files
 from typing import Any
 
 from agent_loop.records.tape import random_name
+from agent_loop.tools.tool import work_out
 from environments.code_tasks.solver import decode, encode
 from environments.scoring.verification import CheckTimeout, Verdict, VerifierContext, stat_or_none
 
@@ -64,7 +65,7 @@ async def ask(
     expected = hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest()
     if not hmac.compare_digest(signature.encode(), expected.encode()):
         raise NoAnswers(f"the answers of {module} are not those that were given")
-    return _shaped(body, cases, module)
+    return await work_out(len(body), _shaped, body, cases, module)
 
 
 def _last_line(output: str) -> str:
@@ -191,10 +192,13 @@ class CaseTests:
             answers = await ask(ctx, module, questions, python=python, timeout_s=timeout_s)
         except NoAnswers as error:
             return Verdict.of([str(error)])
+        return Verdict.of(await asyncio.to_thread(self._failures, answers))
+
+    def _failures(self, answers: list[list[Answer]]) -> list[str]:
         pairs = [
             pair for case, given in zip(self.cases, answers, strict=True) for pair in zip(case, given, strict=True)
         ]
-        return Verdict.of([sentence for step, answer in pairs if (sentence := step.failure(answer)) is not None])
+        return [sentence for step, answer in pairs if (sentence := step.failure(answer)) is not None]
 
     def contradicted(self) -> CaseTests | None:
         """With one case twice, the second time with another result; None when no case checks a result."""
@@ -231,7 +235,8 @@ def parse_step(data: Mapping[str, Any]) -> Step:
     )
 
 
-JUDGE_TIMEOUT_S = 60.0
+JUDGE_TIMEOUT_S = 300.0
+"""Far above the CPU time that a judge may take: only tests that wait for something reach it."""
 MAX_ROUNDS = 20
 MAX_RECORDED = 2000
 
@@ -311,7 +316,9 @@ class CodeTests:
             try:
                 out, err = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), JUDGE_TIMEOUT_S)
             except TimeoutError as error:
-                raise BadTests(f"the tests of {self.entry_point} take longer than {JUDGE_TIMEOUT_S:g} s") from error
+                # With answers of the reference they ended: what makes them wait is in these.
+                fault = JudgeDied if request["mode"] == "replay" else BadTests
+                raise fault(f"the tests of {self.entry_point} take longer than {JUDGE_TIMEOUT_S:g} s") from error
             finally:
                 if process.returncode is None:
                     process.kill()

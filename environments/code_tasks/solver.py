@@ -19,11 +19,14 @@ import math
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 100
-MAX_ANSWER_BYTES = 20_000_000
+MAX_ANSWER_BYTES = 4_000_000
+MAX_ALIKE = 100
+"""Members of a set that may have one hash: with many of them it would take time that grows with their square."""
 PR_SET_DUMPABLE = 4
 
 
@@ -80,11 +83,20 @@ def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
     if tag == "bytes":
         return bytes(body)
     if tag == "dict":
-        return {decode(k, depth + 1): decode(v, depth + 1) for k, v in body}
+        pairs = [(decode(k, depth + 1), decode(v, depth + 1)) for k, v in body]
+        _check_hashes([key for key, _ in pairs])
+        return dict(pairs)
     items = [decode(item, depth + 1) for item in body]
     if tag == "complex":
         return complex(*items)
+    if tag == "set":
+        _check_hashes(items)
     return {"tuple": tuple, "set": set}[tag](items)
+
+
+def _check_hashes(members: Any) -> None:
+    if max(Counter(map(hash, members)).values(), default=0) > MAX_ALIKE:
+        raise ValueError("members made to have one hash")
 
 
 def play(module: Any, objects: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ value means true.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,3 +116,16 @@ def _index(target: list[Any], part: str | int, flag: Flag) -> int:
     if part >= len(target):
         raise ConfigError(f"{flag.name}: the list has {len(target)} entries, so its last position is {len(target) - 1}")
     return part
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """The flag of `serve`."""
+    parser.add_argument(
+        "--workers", type=_workers, default=0, metavar="N", help="serve with N processes that share pool and run folder"
+    )
+
+
+def _workers(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: give 1 or more")
+    return int(text)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +30,10 @@ from sandbox_pool.terminal_env import Taken, terminal_settings
 log = logging.getLogger(__name__)
 
 MASK = "***"
+LARGEST_NUMBER = 2**53
+"""What every reader of JSON gives back as it was."""
 _SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?|private_key)s?$", re.IGNORECASE)
+_NOT_TEXT = re.compile("[\\0\ud800-\udfff]")
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -50,6 +55,8 @@ def _mask(name: str, value: Any) -> Any:
         return MASK
     if isinstance(value, str):
         return _URL_LOGIN.sub(f"{MASK}@", value)
+    if isinstance(value, Enum):
+        return value.value  # as a YAML file spells it
     if isinstance(value, BaseModel | Mapping):
         return masked(value)
     if isinstance(value, list | tuple | set | frozenset):
@@ -156,10 +163,10 @@ def load_config(
         _say_variables(added, environ.get("TERMINAL_ENV"), chosen)
         settings = [*added, *settings]
     loaded = _validate(model, data, file, settings)
-    for path in _taken_for_numbers(data, loaded):
+    for path, reason in _out_of_range(data, loaded):
         if any(flag.text is None and flag.path == path for flag in settings):
             raise ConfigError(f"{_where(path, file, settings)}: it needs a value")
-        raise ConfigError(f"{_where(path, file, settings)}: {_dotted(path)} is a number, not true or false")
+        raise ConfigError(f"{_where(path, file, settings)}: {_dotted(path)} {reason}")
     return loaded
 
 
@@ -202,17 +209,29 @@ def _value_at(data: Any, path: KeyPath) -> Any:
     return data
 
 
-def _taken_for_numbers(data: Any, loaded: Any, at: KeyPath = ()) -> Iterator[KeyPath]:
-    """Where true or false became a number: pydantic takes them for 1 and 0."""
-    if isinstance(data, bool) and not isinstance(loaded, bool) and isinstance(loaded, int | float):
-        yield at
-    elif isinstance(data, Mapping):
+def _out_of_range(data: Any, loaded: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """What every model takes and no setting means: where it stands, and what is wrong with it."""
+    if isinstance(data, Mapping):
         for key, value in data.items():
             inner = loaded.get(key) if isinstance(loaded, Mapping) else getattr(loaded, str(key), None)
-            yield from _taken_for_numbers(value, inner, (*at, key))
+            yield from _out_of_range(value, inner, (*at, key))
     elif isinstance(data, list) and isinstance(loaded, list | tuple) and len(data) == len(loaded):
         for index, (value, inner) in enumerate(zip(data, loaded, strict=True)):
-            yield from _taken_for_numbers(value, inner, (*at, index))
+            yield from _out_of_range(value, inner, (*at, index))
+    elif reason := _misfit(data, loaded):
+        yield at, reason
+
+
+def _misfit(data: Any, loaded: Any) -> str | None:
+    if isinstance(data, bool) and not isinstance(loaded, bool) and isinstance(loaded, int | float):
+        return "is a number, not true or false"
+    if isinstance(loaded, float) and not math.isfinite(loaded):
+        return f"is a finite number (got {loaded})"
+    if isinstance(loaded, int) and abs(loaded) > LARGEST_NUMBER:
+        return f"is at most {LARGEST_NUMBER} (got {loaded})"
+    if isinstance(loaded, str) and _NOT_TEXT.search(loaded):
+        return f"holds a character that no text has (got {_short(loaded)})"
+    return None
 
 
 class Origins:

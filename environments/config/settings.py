@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -68,6 +68,12 @@ class ServerConfig(_Strict):
         if url:
             http_address(url, may_have_query=True)  # chat endpoints may need one
         return url
+
+    @model_validator(mode="after")
+    def _is_the_stand_in_where_only_options_are_given(self) -> Self:
+        if self.model_fields_set == {"options"}:  # of what is started here; nothing is said of an address
+            self.server_type = "standin"
+        return self
 
 
 class BudgetSettings(_Strict):

@@ -122,10 +122,21 @@ class HackMeter:
                 f"env.hack_meter.stop_at is {100 * settings.stop_at:g} %"
             )
 
+    def count(self, probed: int, proven: int) -> None:
+        """Count what another process probed."""
+        self._probed += probed
+        self._proven += proven
+
+    def take_counts(self) -> tuple[int, int]:
+        """Probed and proven since the last call."""
+        taken = self._probed, self._proven
+        self._probed = self._proven = 0
+        return taken
+
     def take(self) -> dict[str, float]:
         """Figures since the last call, for the log of a step."""
-        figures = {"hacks/probed": float(self._probed), "hacks/proven": float(self._proven)}
-        if self._probed:
-            figures["hacks/rate"] = self._proven / self._probed
-        self._probed = self._proven = 0
+        probed, proven = self.take_counts()
+        figures = {"hacks/probed": float(probed), "hacks/proven": float(proven)}
+        if probed:
+            figures["hacks/rate"] = proven / probed
         return figures

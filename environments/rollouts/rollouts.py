@@ -9,6 +9,7 @@ mend it. Members of a group do not touch each other.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
@@ -205,10 +206,11 @@ class Rollouts:
         self.env.pool = pool or source.pool
         self.mode: Mode = mode
         self.run_tag = uuid.uuid4().hex[:8]
-        self._groups = 0
+        self._numbers = itertools.count()
         self._one_by_one: OrderedDict[str, _Group] = OrderedDict()
         self._reward_faults = RewardFaults()
         self._failed_items = 0
+        self._failed: list[tuple[str, str]] = []
         self._sampled = False
 
     async def __aenter__(self) -> Rollouts:
@@ -268,8 +270,11 @@ class Rollouts:
 
     def next_index(self) -> int:
         """The number of the next group."""
-        index, self._groups = self._groups, self._groups + 1
-        return index
+        return next(self._numbers)
+
+    def number_from(self, first: int, step: int) -> None:
+        """Number the next groups `first`, `first + step` and so on, so that several processes draw different ones."""
+        self._numbers = itertools.count(first, step)
 
     async def run_group(
         self,
@@ -331,7 +336,7 @@ class Rollouts:
 
         await run_members(result, attempt, self.env.config.rollout_tries, self.env.config.group_deadline_s, members)
         if failed := [record for record in result.lost if record.outcome == PREPARE_ERROR]:
-            self._count_failed(result.item_id, str(failed[0].error))
+            self.count_failed(result.item_id, str(failed[0].error))
 
     def runner(self, model: ModelServer | None = None) -> RolloutRunner:
         """Runs single rollouts, of this model or of the one that is open."""
@@ -441,10 +446,17 @@ class Rollouts:
                 messages=[],
             )
         )
-        self._count_failed(result.item_id, why)
+        self.count_failed(result.item_id, why)
 
-    def _count_failed(self, item_id: str, why: str) -> None:
+    def take_failed(self) -> list[tuple[str, str]]:
+        """Items that could not be prepared since the last call, and why."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def count_failed(self, item_id: str, why: str) -> None:
+        """An item could not be prepared; ConfigError when that happened too often."""
         self._failed_items += 1
+        self._failed.append((item_id, why))
         most = self.env.config.max_failed_items
         if most is not None and self._failed_items > most:
             raise ConfigError(
@@ -496,6 +508,14 @@ class RolloutStats:
         for name, value in values.items():
             self._sums[name] += value
             self._counts[name] += 1
+
+    def merge(self, other: RolloutStats) -> None:
+        """Add the figures of another process."""
+        for name, total in other._sums.items():
+            self._sums[name] += total
+        self._counts += other._counts
+        self._outcomes += other._outcomes
+        self._lost += other._lost
 
     def take(self) -> dict[str, float]:
         """The figures so far, and start again."""

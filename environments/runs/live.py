@@ -145,6 +145,9 @@ class LiveRun:
             found["queue of run-api"] = f"{told['queue']} groups, {told['unsent']} not sent yet"
             found["groups running"] = str(told["running"])
             found["groups sent"] = str(told["sent"])
+            if workers := told.get("workers"):
+                ready = sum(worker["ready"] for worker in workers)
+                found["workers"] = f"{ready} of {len(workers)}, started again {told['workers_restarted']} times"
             rejected = ", ".join(f"{count} {name}" for name, count in told["rejected"].items())
             found["groups not sent"] = rejected or "none"
         if steps := [entry for entry in self._metrics if entry["event"] == "step"]:

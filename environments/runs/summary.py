@@ -263,7 +263,9 @@ def render(summary: Summary) -> RenderableType:
     parts: list[RenderableType] = [_scores("policy", summary.policies, summary.overall)]
     if len(summary.categories) > 1:
         parts.append(_scores("category", summary.categories, None))
-    parts += [_causes(summary.overall), Text(_effort_text(summary.overall)), Text(_losses_text(summary.overall))]
+    if summary.overall.zeros:
+        parts.append(_causes(summary.overall))
+    parts += [Text(_effort_text(summary.overall)), Text(_losses_text(summary.overall))]
     parts += [Text(_role_text(name, totals)) for name, totals in summary.roles.items()]
     return Group(*parts)
 

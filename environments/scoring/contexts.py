@@ -209,12 +209,15 @@ class SandboxContext:
         await (await self.sandbox()).download(remote, Path(local), kind="d", links=False)
 
     async def search(self, pattern: str, path: str = ".") -> list[SearchHit]:
-        """Every line below `path` that matches an extended regular expression."""
-        command = f"grep -rnIEZ -e {shlex.quote(pattern)} -- {shlex.quote(path)}"
-        result = await self.exec(command)
+        """Every line below `path` that matches an extended regular expression; OSError when not all can be read."""
+        looked_for, where = shlex.quote(pattern), shlex.quote(path)
+        tried = f"grep -qE -e {looked_for} /dev/null; [ $? -lt 2 ] || {{ grep -E -e {looked_for} /dev/null; exit 3; }}"
+        result = await self.exec(f"{tried}; grep -rnIEZ -e {looked_for} -- {where}")
+        if result.exit_code == 2:
+            raise SandboxFileError(errno.EACCES, result.output.strip()[-200:], path)
         if result.exit_code > 1:
             raise ValueError(f"search for {pattern!r} failed: {result.output.strip()[:200]}")
-        return [_hit(line) for line in result.output.splitlines() if "\0" in line]
+        return _hits(result.output)
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run one of the model's tools as the model would; its JSON result, or {"output": text}."""
@@ -232,7 +235,7 @@ class SandboxContext:
         if paths:
             result = await self.exec("rm -rf -- " + " ".join(map(shlex.quote, paths)))
             if result.exit_code != 0:
-                raise OSError(f"could not remove {', '.join(paths)}: {result.output.strip()[:200]}")
+                raise SandboxFileError(errno.EACCES, f"cannot be removed: {result.output.strip()[:200]}", paths[0])
 
 
 def _existing(path: str | Path, file: bool) -> Path:
@@ -242,10 +245,16 @@ def _existing(path: str | Path, file: bool) -> Path:
     return local
 
 
-def _hit(line: str) -> SearchHit:
-    path, rest = line.split("\0", 1)
-    number, text = rest.split(":", 1)
-    return SearchHit(path, int(number), text)
+def _hits(output: str) -> list[SearchHit]:
+    """`path NUL number:text`, one after the other. A path may hold newlines, so only the NUL ends it."""
+    found, at = [], 0
+    while (nul := output.find("\0", at)) >= 0:
+        end = output.find("\n", nul)
+        end = len(output) if end < 0 else end
+        number, _, text = output[nul + 1 : end].partition(":")
+        found.append(SearchHit(output[at:nul], int(number), text))
+        at = end + 1
+    return found
 
 
 MAX_LINKS = 40
@@ -356,7 +365,7 @@ class AgentState:
         return await self._off_loop(path, lambda root: self._list(root, path))
 
     async def texts(self) -> dict[str, str]:
-        """Path -> text of every file, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
+        """Path -> text of every file and empty folder, in order; what is not text, too long or beyond `MOST_STORED` is named only."""
         try:
             return await self._off_loop(".", _texts)
         except SandboxFileError as error:  # only the view loses by it, never the score
@@ -446,7 +455,9 @@ class AgentState:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    paths = sorted(root.rglob("*"))
+    filled = {path.parent for path in paths}
+    files = [path for path in paths if path.is_symlink() or not path.is_dir() or path not in filled]
     found = {str(path.relative_to(root)): _text(path) for path in files[:MOST_STORED]}
     return found | ({"...": f"{len(files) - MOST_STORED} more files"} if len(files) > MOST_STORED else {})
 
@@ -454,6 +465,8 @@ def _texts(root: Path) -> dict[str, str]:
 def _text(path: Path) -> str:
     if path.is_symlink():
         return f"(link to {path.readlink()})"
+    if path.is_dir():
+        return "(empty folder)"
     if not path.is_file():
         return "(neither file nor folder)"
     size = path.stat().st_size

@@ -270,7 +270,7 @@ class RewardConfig(BaseModel):
         name = data.get("recipe") if isinstance(data, dict) else None
         if name is None:
             return data
-        if name not in recipes():
+        if not isinstance(name, str) or name not in recipes():
             raise ValueError(f"unknown reward recipe {name!r}; {did_you_mean(str(name), recipes())}")
         base = recipes()[name]
         terms = {**base.get("terms", {}), **(data.get("terms") or {})}

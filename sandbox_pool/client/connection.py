@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(timeout_s):
                 await dial(connection, address)
         except (OSError, TimeoutError) as error:
-            raise SandboxLost(f"no slot server at {address}: {error or 'timed out'}") from error
+            raise SandboxLost(f"no slot server at {address}: {str(error) or 'timed out'}") from error
         return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -150,7 +150,7 @@ class _Collection:
         try:
             records = await _list(name, settings, self._state_dir, self._me)
         except Exception as error:  # noqa: BLE001 - one place that cannot be asked must not keep others from being cleaned
-            reason = f"{name} cannot be asked what is there: {error or type(error).__name__}"
+            reason = f"{name} cannot be asked what is there: {str(error) or type(error).__name__}"
             if asked or name == "local":
                 self._note("*", name, "failed", reason)
             for host in orphans:

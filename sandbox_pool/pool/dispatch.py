@@ -64,7 +64,7 @@ class Resets:
             async with asyncio.timeout(self._timeout_s):
                 states = {state.slot: state for state in await host.client.slots()}
         except (TimeoutError, SandboxError) as error:
-            return f"the state of slot {slot} is unknown: {error or 'no answer'}"
+            return f"the state of slot {slot} is unknown: {str(error) or 'no answer'}"
         state = states.get(slot)
         if state is not None and state.state == "leased":
             return await self._release(host, slot, state.epoch)

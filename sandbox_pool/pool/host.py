@@ -233,6 +233,11 @@ class PooledHost:
         self.client = client
         self._clients[asyncio.get_running_loop()] = client
 
+    @property
+    def connected(self) -> bool:
+        """Whether any loop has a connection to it."""
+        return bool(self._clients)
+
     def client_is_dead(self) -> bool:
         """Whether the pool's own connection is gone, so that the host cannot be reached any more."""
         return self.client is None or self.client.closed

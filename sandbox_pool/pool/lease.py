@@ -18,6 +18,7 @@ from sandbox_pool.spec import SandboxSpec
 if TYPE_CHECKING:
     from sandbox_pool.client.host_client import HostClient
     from sandbox_pool.pool.host import Grant, PooledHost
+    from sandbox_pool.pool.lent_pool import LentPool
     from sandbox_pool.pool.pool import SlotPool
     from sandbox_pool.pool.snapshot_places import SnapshotLocator
     from sandbox_pool.providers.base import Host
@@ -93,7 +94,7 @@ ANSWER_GRACE_S = 30.0
 class Lease(Sandbox):
     """A sandbox that belongs to one task. Once it was released or taken back, calls raise `StaleLease`."""
 
-    def __init__(self, pool: SlotPool, client: HostClient, grant: Grant) -> None:
+    def __init__(self, pool: SlotPool | LentPool, client: HostClient, grant: Grant) -> None:
         super().__init__(
             client.connection,
             grant.slot,
@@ -137,12 +138,15 @@ class Lease(Sandbox):
 
     async def snapshot(self, *, workspace: bool = False, keep_state: bool = False, stop: bool = False) -> str:
         """As `Sandbox.snapshot`; the pool learns where it is, so that `lease_from` can use it."""
-        snapshot = await super().snapshot(workspace=workspace, keep_state=keep_state, stop=stop)
+        return self.remember_snapshot(await super().snapshot(workspace=workspace, keep_state=keep_state, stop=stop))
+
+    def remember_snapshot(self, snapshot: str) -> str:
+        """Tell the pool of a snapshot that was made on this host; its name there."""
         return self._pool.remember_snapshot(snapshot, self._grant)
 
     async def import_snapshot(self, chunks: AsyncIterable[bytes]) -> str:
         """Bring a snapshot to the host of this slot; its name in the pool."""
-        return self._pool.remember_snapshot(await self._client.import_snapshot(chunks), self._grant)
+        return self.remember_snapshot(await self._client.import_snapshot(chunks))
 
     async def release(self) -> None:
         """Give the slot back; returns when its processes are gone and its files are dropped. Safe to call twice."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
-from sandbox_pool.errors import PoolClosed, StateError
+from sandbox_pool.errors import PoolClosed, SandboxLost, StateError
 from sandbox_pool.journal.gc import claim_running, collect_orphans
 from sandbox_pool.journal.journal import Journal, LeaseLog
 from sandbox_pool.journal.owner import this_process
@@ -36,7 +36,17 @@ from sandbox_pool.pool.lease import Lease, LeaseRequest
 from sandbox_pool.pool.metrics import PoolMetrics
 from sandbox_pool.pool.snapshot_places import SnapshotStore
 from sandbox_pool.pool.status import PoolStatus, status_of
-from sandbox_pool.providers.base import Adopts, Closes, Provider, ProviderContext, Settles, host_keys, load_provider
+from sandbox_pool.providers.base import (
+    Adopts,
+    Closes,
+    Dials,
+    Host,
+    Provider,
+    ProviderContext,
+    Settles,
+    host_keys,
+    load_provider,
+)
 from sandbox_pool.server.isolation.levels import WORKDIR
 from sandbox_pool.spec import SandboxSpec
 
@@ -250,6 +260,17 @@ class SlotPool:
         if spec.image and spec.workdir is None:  # forks start where the image says, whoever asks for them
             spec = spec.model_copy(update={"workdir": grant.workdir})
         return self._snapshots.add(snapshot, grant.host, spec)
+
+    def place_of(self, snapshot: str) -> tuple[str, Host, str, SandboxSpec]:
+        """Where another process of ours finds a snapshot: a host's name and address, its id there, and its spec."""
+        host, copy = self._snapshots.host_of(snapshot)
+        if host.host is None:
+            raise SandboxLost(f"the snapshot {snapshot} went away with its host")
+        return host.name, host.host, copy, self._snapshots.spec_of(snapshot)
+
+    def relayed(self) -> Dials | None:
+        """The provider, where it opens connections itself: another process of ours reaches hosts through it."""
+        return self._provider if isinstance(self._provider, Dials) else None
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone; no slot is needed."""

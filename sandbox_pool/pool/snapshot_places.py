@@ -65,6 +65,11 @@ class SnapshotLocator:
         return copy
 
 
+def snapshot_name(host: PooledHost, snapshot: str) -> str:
+    """What the pool calls a snapshot that a lease on this host made."""
+    return f"{host.name}/{snapshot}"
+
+
 async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
     """By position: the same file may be read for several hosts at once."""
     position = 0
@@ -85,7 +90,7 @@ class SnapshotStore:
 
         Safe from any thread.
         """
-        name = f"{host.name}/{snapshot}"
+        name = snapshot_name(host, snapshot)
         self._snapshots[name] = _Snapshot(spec, {host: snapshot})
         host.snapshots.add(snapshot)
         return name

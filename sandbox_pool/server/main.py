@@ -33,6 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--listen", default="tcp:127.0.0.1:0", help="unix:/path or tcp:host:port")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--most-shells", type=int, default=512, help="shells that wait in leased slots")
+    parser.add_argument("--rest-after-s", type=float, default=10.0, help="how long a shell waits without a command")
     parser.add_argument("--scratch", required=True)
     parser.add_argument("--min-isolation", default="plain", choices=("namespaces", "landlock", "uid", "plain"))
     parser.add_argument("--level", help="use this level only")
@@ -98,7 +99,7 @@ def _raise_file_limit(slots: int) -> None:
 async def _serve(arguments: argparse.Namespace, token: str) -> None:
     host = await find_host(arguments.scratch, arguments.slots, arguments.min_isolation, arguments.level)
     host.builder.keep_out += arguments.keep_out
-    slots = Slots(arguments.slots, host.builder, arguments.most_shells)
+    slots = Slots(arguments.slots, host.builder, arguments.most_shells, arguments.rest_after_s)
     snapshots = SnapshotStore(host.builder.place, host.zygote, host.level)
     facts = {"host_id": arguments.host_id or os.uname().nodename, **host.facts()}
     store = LayerStore(arguments.images or default_path(), "user" if host.level.user_ns else "trusted")

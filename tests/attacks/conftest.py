@@ -11,13 +11,23 @@ import pytest_asyncio
 from support.slot_server import NOBODY, Server, server_at_level
 
 LEVELS = (
-    [("namespaces-root", None), ("namespaces-rootless", NOBODY), ("namespaces-nouser", None), ("landlock", None)]
+    [
+        ("namespaces-root", None),
+        ("namespaces-rootless", NOBODY),
+        ("namespaces-nouser", None),
+        ("landlock", None),
+        ("landlock", NOBODY),
+    ]
     if os.geteuid() == 0
     else [("namespaces-rootless", None), ("landlock", None)]
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS, ids=lambda level: level[0])
+def name(level: tuple[str, int | None]) -> str:
+    return f"{level[0]}{'-ordinary' if level == ('landlock', NOBODY) else ''}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS, ids=name)
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     async with server_at_level(*request.param) as running:
         yield running

@@ -1,10 +1,10 @@
 """Everything fails, in the order of a seed, and nothing may be lost: `make chaos CHAOS_SECONDS=600 SEED=7`.
 
-The pipeline is real (run-api, `hermes-rl serve`, slot servers, a model server that speaks vLLM's protocol; the trainer
-takes batches and keeps them). Checked all along: every delivered group is, token for token, one that the environment
-stored; `verify` finds nothing; no group comes twice; none has a rollout that infrastructure ended; no untrainable
-rollout has a score; after each fault a new group arrives within a bound. At the end: calm throughput is back, and no
-process, mount, cgroup, file or lease is left.
+The pipeline is real: run-api, `hermes-rl serve` (with two workers where the seed is odd), slot servers, a model server
+that speaks vLLM's protocol; the trainer takes batches and keeps them. Checked all along: each delivered group is, token
+for token, one that the environment stored; `verify` finds nothing; no group comes twice; none has a rollout that
+infrastructure ended; no untrainable rollout has a score; after each fault a new group arrives within a bound. At the
+end: calm throughput is back, and no process, mount, cgroup, file or lease is left.
 """
 
 from __future__ import annotations
@@ -135,6 +135,11 @@ class Chaos:
             "fill the disk of the run": lambda: self._fill(p.run_disk),
             "the clock jumps": self._jump,
         }
+        if seed % 2:
+            self._faults |= {
+                "kill a worker": lambda: self._one_of(p.workers(), self._kill),
+                "stop a worker for a while": lambda: self._one_of(p.workers(), self._stand_still),
+            }
 
     def strike(self) -> str:
         """One fault; its name."""

@@ -207,6 +207,8 @@ class Pipeline:
                 "health_interval_s": 0.5,
                 "health_timeout_s": 2.0,
                 "lost_after_s": 8.0,
+                # A host that is stopped while it starts looks like a slow one: so long may pass for nothing.
+                "start_timeout_s": 25.0,
                 "acquire_timeout_s": 60.0,
             },
         }
@@ -220,6 +222,8 @@ class Pipeline:
 
     def _started_env(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "environments.apps.cli.main", "serve", str(self.served.path)]
+        if self._seed % 2:
+            command += ["--workers", "2"]
         environ = os.environ | {"PYTHONPATH": str(TESTS)}
         if (library := self._clock_library()) is not None:
             environ |= {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self.clock)}
@@ -242,6 +246,13 @@ class Pipeline:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 found.append(int(json.loads(record.read_text())["pid"]))
         return sorted(pid for pid in found if Path(f"/proc/{pid}").exists())
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers of `serve`, where the seed has any."""
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads((self.run_disk / "status.json").read_text())["facts"].get("workers", ())
+            return [worker["pid"] for worker in told if Path(f"/proc/{worker['pid']}").exists()]
+        return []
 
     def restart_what_ended(self) -> None:
         """What a supervisor does."""

@@ -177,8 +177,37 @@ async def test_a_missing_file_names_its_like(tools):
 async def test_pictures_and_binaries_are_not_text(tools):
     await tools.sandbox.write_file("a.png", b"\x89PNG\r\n\x1a\n\0\0")
     await tools.sandbox.write_file("b.bin", bytes(range(256)) * 4)
-    assert "error" in await tools("read_file", path="a.png")
-    assert "error" in await tools("read_file", path="b.bin")
+    await tools.sandbox.write_file("short.gif", b"GIF89a")
+    for path in ("a.png", "b.bin", "short.gif"):
+        assert "error" in await tools("read_file", path=path)
+
+
+async def test_a_byte_order_mark_is_neither_shown_nor_lost(tools):
+    await tools.sandbox.write_file("a.py", b"\xef\xbb\xbfx = 1\n")
+    assert (await tools("read_file", path="a.py"))["content"] == "1|x = 1"
+    await tools("patch", path="a.py", old_string="x = 1", new_string="x = 2")
+    assert await tools.sandbox.read_file("a.py") == b"\xef\xbb\xbfx = 2\n"
+
+
+async def test_typography_that_is_not_changed_is_kept(tools):
+    await tools.sandbox.write_file("a", "Wait\u2026 and \u201cdone\u201d\n")
+    result = await tools("patch", path="a", old_string='Wait... and "done"', new_string='Wait... then "done"')
+    assert "match" in result
+    assert await tools.sh("cat a") == "Wait\u2026 then \u201cdone\u201d\n"
+
+
+async def test_escaped_newlines_are_found(tools):
+    await tools.sandbox.write_file("a", "def f():\n\tpass\n")
+    result = await tools("patch", path="a", old_string="def f():\\n\\tpass", new_string="def g():\\n\\treturn")
+    assert "escapes" in result["match"]
+    assert await tools.sh("cat a") == "def g():\n\treturn\n"
+
+
+async def test_v4a_markers_of_the_file_are_context(tools):
+    await tools.sandbox.write_file("guide", "how to\n*** End Patch\n")
+    patch = "*** Begin Patch\n*** Update File: guide\n how to\n *** End Patch\n+the end\n*** End Patch"
+    await tools("patch", mode="patch", patch=patch)
+    assert await tools.sh("cat guide") == "how to\n*** End Patch\nthe end\n"
 
 
 async def test_long_lines_are_cut_at_2000_characters(tools):

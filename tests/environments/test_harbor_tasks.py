@@ -91,6 +91,8 @@ async def test_rewards_are_those_of_the_verifier_and_cannot_be_forged(tmp_path: 
         ("reward.json", b'{"a": "1"}', None),
         ("reward.json", b"{}", None),
         ("reward.json", b"[1]", None),
+        ("reward.json", b"[" * 100_000, None),
+        ("reward.json", b"1" + b"0" * 400, None),
     ],
 )
 def test_a_reward_is_finite_numbers_or_an_error(name: str, data: bytes, rewards: dict[str, float] | None) -> None:
@@ -175,3 +177,24 @@ def test_variables_come_from_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_marks_against_training_are_not_shown() -> None:
     assert without_canary("<!-- some canary GUID 1 -->\n\n# Task\n") == "# Task\n"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "rm -f $(command -v chmod)",
+        "ln -sf $(command -v true) $(command -v bash)",
+        "echo exit > /etc/profile; rm -rf /usr/bin/*",
+    ],
+)
+async def test_an_agent_that_breaks_the_system_of_the_verifier_fails(tmp_path: Path, act: str) -> None:
+    """A fault of the reward code would make its rollout untrainable; a broken task is one all the same."""
+    async with SlotPool.from_config(PoolConfig(provider="local", slots_per_host=2, state_dir=tmp_path / "s")) as pool:
+        for broken, found in ((False, ("agent_fault", 0.0)), (True, ("reward_error", None))):
+            env = harbor(copied(tmp_path / str(broken)), "--env.rollout_tries", "1")
+            if broken:
+                (tmp_path / str(broken) / "count-lines" / "tests" / "test.sh").write_text("#!/bin/sh\nexit 3\n")
+            async with standin_model(agent(lambda _: "true" if broken else act)) as (model, _log):
+                env.pool, env.model = pool, model
+                [record] = (await env.rollouts.run_group(env.items[0], 0, 1)).records()
+            assert (record.outcome, record.score) == found, record.error

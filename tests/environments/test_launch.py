@@ -106,7 +106,7 @@ def test_the_defaults_of_config_init_lie_below_yaml_and_flags(tmp_path: Path) ->
 def test_python_m_takes_the_same_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     called: dict[str, Any] = {}
 
-    def run_verb(env: Any, verb: str, out: Path | None, fresh: bool) -> int:
+    def run_verb(env: Any, verb: str, out: Path | None, fresh: bool, workers: int) -> int:
         called.update(group_size=env.config.group_size, verb=verb, out=out, fresh=fresh)
         return 0
 

@@ -80,6 +80,13 @@ async def test_the_standin_plays_a_policy_of_ones_own(policy: Any) -> None:
     assert [call.name for call in turn.calls] == ["terminal"]
 
 
+async def test_options_alone_mean_the_standin_and_a_server_needs_its_address() -> None:
+    turn, _ = await ask(ServerConfig(options={"policy": "looping"}))
+    assert turn.calls[0].raw_arguments == {"command": "ls"}
+    with pytest.raises(ConfigError, match=r"openai\.base_url is missing"):
+        await ask(ServerConfig(model_name="m"))
+
+
 async def test_a_policy_that_cannot_be_imported_is_a_mistake_of_the_settings() -> None:
     with pytest.raises(ConfigError, match="wrogn' cannot be imported"):
         await ask(ServerConfig(server_type="standin", options={"policy": "support.env_tasks:wrogn"}))

@@ -104,7 +104,8 @@ def test_answers_are_compared_as_the_config_says(said: str, wanted: str, how: An
         ([{"promt": "x"}], [], "row 1: no column 'prompt' (env.prompt_field); did you mean 'promt'?"),
         ([{"prompt": 3}], [], "is not a text or a list of messages"),
         (["x"], [], "line 1 is not a JSON object"),
-        ([{"id": 1, "prompt": "x"}] * 2, [], "two rows have the same `id`"),
+        ([{"id": 1, "prompt": "x"}] * 2, [], "2 rows have the same `id`, 1"),
+        ([{"prompt": [{"role": "user"}]}], [], "row 1: message 1 of 'prompt' has no `role` or no `content`"),
         ([{"prompt": "x", "files": ["a"]}], [], "`files` is not an object"),
         ([{"prompt": "x", "files": {"a": 3}}], [], "a file is a text or"),
         ([{"prompt": "x"}], ["--env.match fuzzy"], "'exact', 'contains' or 'number'"),
@@ -133,6 +134,21 @@ for source in (str(folder / "train.parquet"), str(folder)):
     assert [row["files"]["y"] for row in read] == [None, "2"], read
 print("read")
 """
+
+
+def test_a_file_of_windows_is_read_and_a_row_without_a_name_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"id": null, "prompt": "x", "answer": "1"}\r\n' * 2)
+    env = PromptsEnv(PromptsConfig(dataset_name=str(path)))
+    assert [row["id"] for row in env.items] == ["tasks-1", "tasks-2"]
+
+
+def test_a_column_that_is_nearly_one_of_ours_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"prompt": "x", "checks": "true", "idx": 3, "image_url": "http://x"}]
+    PromptsEnv(PromptsConfig(dataset_name=written(tmp_path, rows)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the column `checks` is not read: did you mean `check`?"
+    ]
 
 
 @pytest.mark.slow

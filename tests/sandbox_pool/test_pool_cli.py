@@ -119,21 +119,28 @@ def test_bad_input_is_one_clear_sentence(state, words, message, tmp_path):
 
 
 def test_bench_gives_every_promised_figure_beside_its_control(state, tmp_path, capsys):
-    words = ["bench", "--slots", "2", "--rounds", "5", "--throughput-s", "0.2", "--transfer-mb", "2"]
+    words = ["bench", "--slots", "2", "--rounds", "5", "--throughput-s", "0.2", "--transfer-mb", "2", "--rest-s", "0"]
     words += ["--scratch-dir", str(tmp_path / "s"), *state]
     assert run_verb("pool", *words, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     for name in ("control_exec_ms", "exec_ms", "acquire_ms", "reset_ms", "fork_ms"):
         assert set(result[name]) == {"p50", "p95", "p99"}
         assert result[name]["p50"] > 0
-    for name in ("isolation", "throughput_per_s", "control_throughput_per_s", "idle_kb_per_slot"):
+    for name in (
+        "isolation",
+        "throughput_per_s",
+        "control_throughput_per_s",
+        "waiting_kb_per_slot",
+        "idle_kb_per_slot",
+    ):
         assert result[name]
     assert result["transfer_exact"] is True
-    assert set(result["ratios"]) == {"exec_p50", "exec_p99", "cycle_p50", "throughput"}
+    assert set(result["ratios"]) == {"exec_p50", "exec_p99", "reset_p50", "cycle_p50", "throughput"}
 
 
 def test_bench_as_a_table(state, tmp_path, capsys):
-    words = ["bench", "--slots", "1", "--rounds", "2", "--throughput-s", "0.05", "--transfer-mb", "1", "--many", "60"]
+    words = ["bench", "--slots", "1", "--rounds", "2", "--throughput-s", "0.05", "--transfer-mb", "1", "--rest-s", "0"]
+    words += ["--many", "60"]
     assert run_verb("pool", *words, "--scratch-dir", str(tmp_path / "s"), *state) == 0
     shown = capsys.readouterr()
     assert "control_exec" in shown.out

@@ -19,6 +19,8 @@ from pydantic import Field
 from agent_loop.local_models.standin import Exchange, PolicyRequest
 from agent_loop.local_models.standin.policies import call
 from environments.base import AgentResult, HermesAgentBaseEnv, HermesAgentEnvConfig, ToolContext
+from environments.errors import ConfigError
+from sandbox_pool.pool.lent_pool import LentPool
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -29,6 +31,7 @@ class FiniteConfig(HermesAgentEnvConfig):
     items: int = 4
     first: int = 0
     seconds: float = Field(default=0.0, description="How long the command of each rollout takes.")
+    broken_workers: bool = Field(default=False, description="Whether its set-up fails in workers of `serve`.")
 
 
 class FiniteEnv(HermesAgentBaseEnv):
@@ -40,6 +43,8 @@ class FiniteEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         self.given = 0
+        if self.config.broken_workers and isinstance(self.pool, LentPool):
+            raise ConfigError("no tasks for workers")
 
     async def get_next_item(self) -> dict[str, Any] | None:
         if self.given == self.config.items:
@@ -95,8 +100,8 @@ class ServedEnv:
         self.log = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "environments.apps.cli.main", "serve", str(self.path)]
+    def start(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "environments.apps.cli.main", "serve", str(self.path), *flags]
         environ = os.environ | {"PYTHONPATH": str(TESTS)}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, cwd=self.folder)

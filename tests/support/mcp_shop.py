@@ -4,9 +4,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
 
 server = MCPServer("shop")
 PRICES = {"apples": 2.5, "cheese": 14.0}
@@ -32,6 +34,18 @@ def sell(goods: str, kilograms: float = 1.0) -> str:
 def long(chars: int) -> str:
     """A long text."""
     return "é" * chars
+
+
+@server.tool()
+def leaflet() -> list[Any]:
+    """A text, a file, a link and a picture."""
+    file = TextResourceContents(uri="file:///a.txt", mime_type="text/plain", text="cheese is cheap")
+    return [
+        TextContent(type="text", text="look:"),
+        EmbeddedResource(type="resource", resource=file),
+        ResourceLink(type="resource_link", uri="https://shop.example/b", name="b"),
+        ImageContent(type="image", data="AAAA", mime_type="image/png"),
+    ]
 
 
 @server.tool()

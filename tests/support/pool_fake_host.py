@@ -29,6 +29,7 @@ class FakeSlot:
     state: str = "free"
     epoch: int = 0
     task_id: str = ""
+    idle_s: float | None = None
 
 
 @dataclass
@@ -112,7 +113,7 @@ class FakeClient:
     async def slots(self):
         await self.server.enter("slots")
         return [
-            SimpleNamespace(slot=n, state=slot.state, epoch=slot.epoch, task_id=slot.task_id, idle_s=None)
+            SimpleNamespace(slot=n, state=slot.state, epoch=slot.epoch, task_id=slot.task_id, idle_s=slot.idle_s)
             for n, slot in enumerate(self.server.slots)
         ]
 

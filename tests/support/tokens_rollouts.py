@@ -122,7 +122,7 @@ class Rollout:
             has_tokens=True,
             segments=self.conversation.segments(),
             sampled_calls=calls,
-            turns=[{"turn": k + 1} for k in range(len(calls))],
+            turns=[{"turn": k + 1, "model_s": 0.0} for k in range(len(calls))],
             metrics={"turns": float(len(calls))},
             truncations=self.truncations,
         )

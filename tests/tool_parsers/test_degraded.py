@@ -67,6 +67,10 @@ def test_stray_markers_are_not_content(parser: str, text: str, content: str) -> 
         ("inkling", 'weather<|content_invoke_tool_json|>{"name": "weather", "args": {"city": "Oslo"}}<|content_model_end_sampling|>', ""),
         ("deepseek_v4", 'Hm.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="weather">\n<｜DSML｜ parameter name="city" string="true">Oslo</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>', "Hm."),
         ("deepseek_v4", 'Hm.\n\n<｜DSML｜toolcalls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', "Hm."),
+        ("deepseek_v4", '<｜DSML｜tool_call>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>', ""),
+        ("deepseek_v4", 'Hm.\n\n<｜DSML｜ tool_calls>\n<｜DSML｜ invoke name="weather">\n<｜DSML｜ parameter name="city" string="true">Oslo</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ tool_calls>', "Hm."),
+        ("mistral", 'Hm.[TOOL_CALLS][TOOL_CALLS]weather[ARGS]{"city": "Oslo"}', "Hm."),
+        ("mistral", 'Hm.[TOOL_CALLS] [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]', "Hm."),
         ("deepseek_v4", '<｜DSML｜tool>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', ""),
     ],
 )  # fmt: skip
@@ -135,6 +139,7 @@ def test_glyphs_of_the_tokenizer_are_not_content() -> None:
     [
         ("tags={'a', 'b'}", {"tags": ["a", "b"]}),
         ("tags={1,}, rest={}", {"tags": [1], "rest": {}}),
+        ("tags=set(), rest=dict( ), more=[list(), tuple()]", {"tags": [], "rest": {}, "more": [[], []]}),
         ("""command='python -c "import os\nprint(os.path.join('a', 'b'))"'""", {"command": "python -c \"import os\nprint(os.path.join('a', 'b'))\""}),
         ("""command='python3 -c "print(f(sep='-'))"', n=1""", {"command": "python3 -c \"print(f(sep='-'))\"", "n": 1}),
         ("""command='awk '{print $1}' x', n=[2]""", {"command": "awk '{print $1}' x", "n": [2]}),

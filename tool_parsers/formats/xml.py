@@ -207,7 +207,10 @@ def _markup(bar: str, sections: tuple[str, ...]) -> Tagged:
     )
 
 
-_DSML_SECTIONS = ("function_calls", "tool_calls", " calls", "calls", "toolcalls", "tool")
+_DSML_SECTIONS = (
+    *("function_calls", "tool_calls", " calls", "calls", "toolcalls", "tool"),
+    *("tool_call", "function_call", " tool_calls", " tool_call", " function_calls"),
+)
 _DSML_BLANK = re.compile("<｜DSML｜ (?:invoke|parameter)")
 
 

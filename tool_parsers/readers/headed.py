@@ -88,9 +88,9 @@ class Headed:
         return self._reading(scan, start, name, header, arguments)
 
     def _array_follows(self, scan: Scan, first: int) -> bool:
-        """Whether JSON stands there; a `[` that opens `[ARGS]` is not an array."""
+        """Whether JSON stands there; the `[` of a marker is no array."""
         json = first < scan.end and scan.text.raw[first] in "[{"
-        return json and not any(scan.text.at(separator, first) for separator in self.separators)
+        return json and not any(scan.text.at(marker, first) for marker in (*self.separators, *self.openers))
 
     def _header(self, scan: Scan, inside: int) -> tuple[str, int]:
         """The header and where the arguments begin, or ('', -1)."""

@@ -298,7 +298,7 @@ class UpdatableModel:
         except orjson.JSONDecodeError:
             return _error(400, "the body is not JSON")
         except (aiohttp.ClientError, ValueError) as error:
-            return _error(502, f"the model server gave no answer: {error or type(error).__name__}")
+            return _error(502, f"the model server gave no answer: {str(error) or type(error).__name__}")
 
     async def _complete(self, body: Any, endpoint: Endpoint) -> Any:
         grouped = isinstance(body, dict) and bool(body.get(GROUP))

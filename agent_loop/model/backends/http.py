@@ -98,9 +98,9 @@ class JsonClient:
         except aiohttp.ClientConnectorCertificateError as error:
             raise ModelRefused(f"{where}: {error}: name its authority in ca_file or SSL_CERT_FILE") from error
         except (aiohttp.TooManyRedirects, aiohttp.InvalidURL) as error:
-            raise ModelRefused(f"{where}: redirected to nowhere: {error or type(error).__name__}") from error
+            raise ModelRefused(f"{where}: redirected to nowhere: {str(error) or type(error).__name__}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ModelUnavailable(f"{where}: {error or type(error).__name__}") from error
+            raise ModelUnavailable(f"{where}: {str(error) or type(error).__name__}") from error
         if response.status >= 300:
             moved = f" (redirected to {response.url}: give that address instead)" if response.history else ""
             text = payload[:READ_AT_ONCE].decode("utf-8", "replace")

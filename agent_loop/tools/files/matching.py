@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_loop.tools.tool import ToolFailure
 
@@ -15,10 +16,9 @@ _PUNCTUATION = str.maketrans(
         "\u2019": "'",
         "\u201c": '"',
         "\u201d": '"',
-        "\u2013": "-",
-        "\u2014": "-",
-        "\u00a0": " ",
         "\u2026": "...",
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+        **dict.fromkeys("\u00a0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
     }
 )
 
@@ -177,6 +177,8 @@ def _replace_lines(text: str, old: str, new: str, replace_all: bool) -> Replaced
     found = find_blocks(lines, old_lines)
     if not found.starts and (inside := _replace_inside(text, old, new, replace_all)):
         return inside
+    if not found.starts and (plain := _unescaped(old)) != old and plain in text:
+        return replace(replace_text(text, plain, _unescaped(new), replace_all), way="escapes")
     if not found.starts:
         near = nearest_lines(lines, old_lines)
         hint = f" The nearest lines are:\n{near}" if near else " Nothing in the file is like it."
@@ -184,6 +186,11 @@ def _replace_lines(text: str, old: str, new: str, replace_all: bool) -> Replaced
     if len(found.starts) > 1 and not replace_all:
         raise _ambiguous([start + 1 for start in found.starts])
     return Replaced(_spliced(lines, found, old_lines, new), len(found.starts), found.way)
+
+
+def _unescaped(text: str) -> str:
+    """The text with newlines and tabs that were written as two characters."""
+    return text.replace("\\r\\n", "\n").replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _replace_inside(text: str, old: str, new: str, replace_all: bool) -> Replaced | None:
@@ -197,7 +204,7 @@ def _replace_inside(text: str, old: str, new: str, replace_all: bool) -> Replace
         if spans:
             pieces, at = [], 0
             for start, end in spans:
-                pieces += [text[at:start], new.strip(" \t")]
+                pieces += [text[at:start], _as_spelt(text[start:end], old.strip(" \t"), new.strip(" \t"), table)]
                 at = end
             return Replaced("".join([*pieces, text[at:]]), len(spans), way)
     return None
@@ -226,11 +233,40 @@ def _as_read(text: str, table: Mapping[int, str]) -> tuple[str, list[int]]:
     return "".join(pieces), [*places, len(text)]
 
 
+def _as_spelt(there: str, old: str, new: str, table: Mapping[int, str]) -> str:
+    """The new text, whose beginning and end that `old` has as well stay as the file spells them."""
+    if not table:
+        return new
+    key, places = _as_read(there, table)
+    old_key, old_places = _as_read(old, table)
+    if key != old_key:
+        return new
+    head = _alike(old, new)
+    tail = _alike(old[head:][::-1], new[head:][::-1])
+    begin = bisect_right(old_places, head) - 1
+    end = bisect_left(old_places, len(old) - tail)
+    kept_head, kept_tail = old_places[begin], len(old) - old_places[end]
+    # The character before may be one of several that the file has as one, as three dots are.
+    while begin and places[begin] == places[begin - 1]:
+        begin, kept_head = begin - 1, old_places[begin - 1]
+    while end < len(key) and end and places[end] == places[end - 1]:
+        end, kept_tail = end + 1, len(old) - old_places[end + 1]
+    return there[: places[begin]] + new[kept_head : len(new) - kept_tail] + there[places[end] :]
+
+
+def _alike(one: str, other: str) -> int:
+    """With how many characters both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _spliced(lines: list[str], found: LineMatches, old_lines: list[str], new: str) -> str:
     result, size = list(lines), len(old_lines)
+    table = {"punctuation": _PUNCTUATION, "dashes": _DASHES}.get(found.way, {})
     for start in reversed(found.starts):
         there = lines[start : start + size]
-        result[start : start + size] = reindent(_block(new), old_lines, there) if new else []
+        spelt = _as_spelt("\n".join(there), "\n".join(old_lines), "\n".join(_block(new)), table)
+        result[start : start + size] = reindent(spelt.split("\n"), old_lines, there) if new else []
     return "\n".join(result)
 
 

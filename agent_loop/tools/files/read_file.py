@@ -34,7 +34,7 @@ async def run(ctx: CallContext, arguments: dict[str, Any]) -> dict[str, Any]:
     if len(data) > ctx.config.max_file_bytes:
         return await _huge(ctx, path, offset, limit)
     text, bad_bytes = decode_for_reading(data)
-    lines = split_lines(text)
+    lines = split_lines(text.removeprefix("\ufeff"))
     shown = [cut_line(line, ctx.config.max_line_chars) for line in lines[offset - 1 : offset - 1 + limit]]
     result = page(shown, offset, len(lines), ctx)
     result["file_size"] = len(data)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 BINARY_SAMPLE_BYTES = 8192
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_BINARY_MARKS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"%PDF-", b"PK\x03\x04", b"\x1f\x8b", b"\x7fELF")
+"""How pictures, documents, archives and programs begin: short ones may be without a NUL byte."""
 
 
 def binary_reason(data: bytes) -> str | None:
-    """Why these bytes are not text, or None when they are. Only a NUL byte makes a file binary."""
+    """Why these bytes are not text, or None when they are."""
     sample = data[:BINARY_SAMPLE_BYTES]
     if sample.startswith(_UTF16_MARKS):
         return "UTF-16 text (convert it with: iconv -f UTF-16 -t UTF-8)"
-    return "a binary file" if b"\0" in sample else None
+    return "a binary file" if b"\0" in sample or sample.startswith(_BINARY_MARKS) else None
 
 
 def decode(data: bytes) -> str:

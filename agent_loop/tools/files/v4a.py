@@ -172,11 +172,24 @@ class FileChange:
 def parse_patch(text: str) -> list[FileChange]:
     """The file sections in order. Raises ToolFailure naming the line that is wrong."""
     reader = _Reader()
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        if _END_PATCH.fullmatch(line):
-            break
-        reader.feed(number, line)
+    lines = text.replace("\r\n", "\n").split("\n")
+    first, last, markers = _extent(lines)
+    for at in range(first, last):
+        if at not in markers:
+            reader.feed(at + 1, lines[at])
     return reader.finish()
+
+
+def _extent(lines: list[str]) -> tuple[int, int, set[int]]:
+    """Where the patch begins and ends, and which lines only say so. A marker after a blank is a line of the file,
+    unless nothing comes before or after it."""
+    marks = [at for at, line in enumerate(lines) if _BEGIN_PATCH.fullmatch(line) or _END_PATCH.fullmatch(line)]
+    section = next((at for at, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    filled = [at for at, line in enumerate(lines) if line.strip()]
+    begins = [at for at in marks if at < section]
+    ends = [at for at in marks if _END_PATCH.fullmatch(lines[at]) and (lines[at][0] == "*" or at == filled[-1])]
+    first, last = begins[0] + 1 if begins else 0, ends[-1] if ends else len(lines)
+    return first, last, {at for at in marks if lines[at][0] == "*"}
 
 
 class _Reader:
@@ -186,8 +199,6 @@ class _Reader:
         self._changes: list[FileChange] = []
 
     def feed(self, number: int, line: str) -> None:
-        if _BEGIN_PATCH.fullmatch(line):
-            return
         if (section := _section(number, line)) is not None:
             self._changes.append(section)
         elif not self._changes:

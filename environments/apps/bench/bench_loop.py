@@ -180,8 +180,8 @@ def measure(args: argparse.Namespace) -> Report:
 
 async def _measure(args: argparse.Namespace) -> Report:
     async with bench_server(args.server, args.latency) as server:
-        await _play(server, args.rollouts, 1)  # fills caches and opens the connections, which a run keeps
-        times = [await _play(server, args.rollouts, args.turns) for _ in range(args.repeat)]
+        await play_all(server, args.rollouts, 1)  # fills caches and opens the connections, which a run keeps
+        times = [await play_all(server, args.rollouts, args.turns) for _ in range(args.repeat)]
     main = min(times, key=lambda played: played.wall_s)
     slowest_s = max(played.wall_s for played in times)
     short, long, growth = await _growth()
@@ -219,7 +219,7 @@ async def _growth() -> tuple[float, float, float]:
     async with bench_server("in-process", 0.0) as server:
         for pair in range(GROWTH_PAIRS + 1):
             for turns in sorted(costs, reverse=bool(pair % 2)):
-                waves = [await _play(server, GROWTH_ROLLOUTS, turns) for _ in range(LONG_TURNS // turns)]
+                waves = [await play_all(server, GROWTH_ROLLOUTS, turns) for _ in range(LONG_TURNS // turns)]
                 if pair > 0:  # the first pair fills caches
                     costs[turns].append(fmean(wave.cpu_per_turn_ms for wave in waves))
     growth = median(long / short for short, long in zip(costs[SHORT_TURNS], costs[LONG_TURNS], strict=True))
@@ -227,7 +227,9 @@ async def _growth() -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True)
-class _Played:
+class Played:
+    """What a time took."""
+
     wall_s: float
     cpu_per_turn_ms: float
     stall_p99_ms: float
@@ -236,14 +238,15 @@ class _Played:
     """Share of this machine's CPU time that its host gave to others."""
 
 
-async def _play(server: ModelServer, rollouts: int, turns: int) -> _Played:
+async def play_all(server: ModelServer, rollouts: int, turns: int) -> Played:
+    """So many rollouts at once, and what they cost."""
     gc.collect()
     late: list[float] = []
     memory_before = _resident_kb()
     stolen_before, whole_before = _cpu_ticks()
     beat = asyncio.create_task(_heartbeat(late))
     wall, cpu = time.perf_counter(), time.process_time()
-    results = await asyncio.gather(*(_rollout(server, turns) for _ in range(rollouts)))
+    results = await asyncio.gather(*(play_rollout(server, turns) for _ in range(rollouts)))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     memory = _resident_kb() - memory_before
     stolen, whole = _cpu_ticks()
@@ -253,10 +256,11 @@ async def _play(server: ModelServer, rollouts: int, turns: int) -> _Played:
     late.sort()
     stall = late[int(len(late) * 0.99)] if late else 0.0
     taken = (stolen - stolen_before) / max(whole - whole_before, 1)
-    return _Played(wall, cpu * 1000 / (rollouts * turns), stall * 1000, max(memory, 0) / rollouts, taken)
+    return Played(wall, cpu * 1000 / (rollouts * turns), stall * 1000, max(memory, 0) / rollouts, taken)
 
 
-async def _rollout(server: ModelServer, turns: int) -> AgentResult:
+async def play_rollout(server: ModelServer, turns: int) -> AgentResult:
+    """One of them."""
     from agent_loop.loop import HermesAgentLoop
 
     loop = HermesAgentLoop(server, [_TOOL], tool_handler=_answer, max_turns=turns, max_context_tokens=10**6)

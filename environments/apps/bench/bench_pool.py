@@ -46,6 +46,12 @@ def _private_kb(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
 
 
+def available_memory_kb() -> int:
+    """What the machine has left, the kernel's own memory counted: what slots take all told shows in it."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
 COMMAND = "echo hi"
 CONTROL = ["bash", "-c", COMMAND]
 WARM_UP = 5
@@ -59,6 +65,8 @@ class BenchPlan:
     """Wall time of each throughput sample; sandbox and control alternate."""
     throughput_turns: int = 2
     transfer_mb: int = 100
+    rest_s: float = 12.0
+    """How long slots are left alone before they count as idle: their shells rest after 10 s."""
 
 
 @dataclass
@@ -87,8 +95,8 @@ async def run_bench(pool: SlotPool, plan: BenchPlan, progress: Progress = lambda
     samples = Samples()
     async with pool.lease("bench-probe") as box:
         info = box.host_info
-    progress("idle memory")
-    idle_kb = await _idle_kb(pool, plan)
+    progress("memory")
+    memory = await _memory(pool, plan)
     progress("one command at a time, and subprocess.run")
     await _latencies(pool, plan, samples)
     progress("lease, first command, reset")
@@ -113,7 +121,7 @@ async def run_bench(pool: SlotPool, plan: BenchPlan, progress: Progress = lambda
         "python": sys.version.split()[0],
         **summary,
         **rates,
-        "idle_kb_per_slot": idle_kb,
+        **memory,
         "parallel_sleep_0_2_wall_s": sleep_s,
         **transfer,
         "ratios": _ratios(summary, rates),
@@ -126,6 +134,7 @@ def _ratios(summary: dict[str, dict[str, float]], rates: dict[str, float]) -> di
     return {
         "exec_p50": round(summary["exec_ms"]["p50"] / control["p50"], 3),
         "exec_p99": round(summary["exec_ms"]["p99"] / control["p99"], 3),
+        "reset_p50": round(summary["reset_ms"]["p50"] / control["p50"], 3),
         "cycle_p50": round(summary["cycle_ms"]["p50"] / control["p50"], 3),
         "throughput": round(rates["throughput_per_s"] / rates["control_throughput_per_s"], 3),
     }
@@ -250,12 +259,16 @@ async def _transfer(pool: SlotPool, plan: BenchPlan) -> dict[str, Any]:
 async def run_many(config: PoolConfig, slots: int) -> dict[str, Any]:
     """Lease this many slots of one host at once and use every one of them."""
     async with SlotPool.from_config(config.model_copy(update={"slots_per_host": slots, "max_hosts": 1})) as pool:
+        async with pool.lease("bench-first"):
+            pass
+        available_kb = available_memory_kb()
         began_s = time.perf_counter()
         boxes = await asyncio.gather(*(pool.acquire(f"bench-{n}") for n in range(slots)))
         leased_s = time.perf_counter() - began_s
         began_s = time.perf_counter()
         results = await asyncio.gather(*(box.exec(f"echo {n} > f; cat f") for n, box in enumerate(boxes)))
         used_s = time.perf_counter() - began_s
+        taken_kb = available_kb - available_memory_kb()
         usable = sum(result.output == f"{n}\n" for n, result in enumerate(results))
         private_kb = await asyncio.to_thread(private_kb_below, boxes[0].host_info.pid)
         began_s = time.perf_counter()
@@ -270,6 +283,7 @@ async def run_many(config: PoolConfig, slots: int) -> dict[str, Any]:
         "use_all_s": round(used_s, 2),
         "reset_all_s": round(reset_s, 2),
         "kb_per_slot": round(private_kb / slots, 1),
+        "all_told_kb_per_slot": round(taken_kb / slots, 1),
     }
 
 
@@ -279,17 +293,21 @@ def _write_random(path: Path, size_mb: int) -> None:
             file.write(source.read(2**20))
 
 
-async def _idle_kb(pool: SlotPool, plan: BenchPlan) -> float | None:
-    """Private memory of everything below the server process while all slots are leased and idle, per slot.
+async def _memory(pool: SlotPool, plan: BenchPlan) -> dict[str, float | None]:
+    """Private memory of everything below the server process, per leased slot: right after a command, when a shell waits
+    for the next one, and when the slots were left alone for a while.
 
     None where the server runs on another machine.
     """
     boxes = await asyncio.gather(*(pool.acquire(f"bench-idle-{n}") for n in range(plan.slots)))
+    found: dict[str, float | None] = {"waiting_kb_per_slot": None, "idle_kb_per_slot": None}
     try:
-        if not boxes[0].endpoint.address.startswith("unix:"):
-            return None
-        await asyncio.gather(*(box.exec("true") for box in boxes))
-        total_kb = await asyncio.to_thread(private_kb_below, boxes[0].host_info.pid)
+        if boxes[0].endpoint.address.startswith("unix:"):
+            await asyncio.gather(*(box.exec("true") for box in boxes))
+            for name, after_s in (("waiting_kb_per_slot", 0.0), ("idle_kb_per_slot", plan.rest_s)):
+                await asyncio.sleep(after_s)
+                total_kb = await asyncio.to_thread(private_kb_below, boxes[0].host_info.pid)
+                found[name] = round(total_kb / plan.slots, 1)
     finally:
         await asyncio.gather(*(box.release() for box in boxes))
-    return round(total_kb / plan.slots, 1)
+    return found

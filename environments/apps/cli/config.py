@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     _, config = load_run(args.config, args.settings, None, RunConfig)
     rows = list(_rows(masked(config), Origins(args.config, args.settings, os.environ)))
+    rows = [row for row in rows if row[0] != "env.limits.max_turns"]  # `max_agent_turns` is this limit, and is set
     if args.set:
         rows = [row for row in rows if row[2] != "default"]
     if args.json:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 IMAGES = Path(sandbox_pool.__file__).parent / "images"
 EXAMPLE = "hermes-rl pool bench --slots 16 --json"
 
-PROMISES = {"exec_p50": 1.0, "exec_p99": 3.0, "cycle_p50": 8.0}
+PROMISES = {"exec_p50": 1.0, "exec_p99": 3.0, "reset_p50": 4.0, "cycle_p50": 8.0}
 """Ratios to the control that must not be exceeded; throughput must reach 0.7 of it."""
 
 
@@ -62,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench.add_argument(
         "--transfer-mb", type=at_least(1), default=100, help="size of the transferred file (default 100)"
+    )
+    bench.add_argument(
+        "--rest-s", type=at_least(0, float), default=12.0, help="seconds before a slot left alone counts as idle"
     )
     gc.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of these providers")
     gc.add_argument("--rebuild", action="store_true", help="set a damaged journal aside and begin a new one first")
@@ -493,7 +496,7 @@ def bench(args: argparse.Namespace) -> int:
         return _bench_image(args)
     from environments.apps.bench.bench_pool import BenchPlan, run_bench, run_many
 
-    plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb)
+    plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb, rest_s=args.rest_s)
     console = Console(stderr=True)
 
     def say(text: str) -> None:
@@ -529,8 +532,8 @@ def _bench_table(result: dict[str, Any]) -> None:
         if isinstance(value, dict) and "p50" in value:
             table.add_row(name.removesuffix("_ms"), *(f"{value[q]:.2f}" for q in ("p50", "p95", "p99")))
     console.print(table)
-    names = ("throughput_per_s", "control_throughput_per_s", "idle_kb_per_slot", "parallel_sleep_0_2_wall_s")
-    for name in (*names, "upload_mb_per_s", "download_mb_per_s", "transfer_exact"):
+    names = ("throughput_per_s", "control_throughput_per_s", "waiting_kb_per_slot", "idle_kb_per_slot")
+    for name in (*names, "parallel_sleep_0_2_wall_s", "upload_mb_per_s", "download_mb_per_s", "transfer_exact"):
         console.print(f"{name:26} {result[name]}")
     if "many" in result:
         console.print("many at once               " + ", ".join(f"{k} {v}" for k, v in result["many"].items()))

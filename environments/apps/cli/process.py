@@ -40,4 +40,5 @@ def launch(args: argparse.Namespace, verb: str) -> int:
 
     configure_logging()
     env = load_environment(args.config, args.settings)
-    return run_verb(env, verb, getattr(args, "out", None), getattr(args, "fresh", False))
+    out, fresh = getattr(args, "out", None), getattr(args, "fresh", False)
+    return run_verb(env, verb, out, fresh, getattr(args, "workers", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 EXAMPLE = "hermes-rl replay runs/terminal_tasks terminal_tasks-0-000000/0"
@@ -25,6 +26,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.run} is a cassette, which holds one rollout: name no other")
     path = find_cassette(args.run, args.rollout)
     configure_logging()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_news)
     replayed = own_process.run(replay(path, settings=args.settings))
     print(replayed)
     return 0 if replayed.equal else 1
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not the traceback of a replay that goes another way: what is printed says where."""
+    from agent_loop.records.tape import Diverged
+
+    return record.exc_info is None or not isinstance(record.exc_info[1], Diverged)

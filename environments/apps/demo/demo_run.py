@@ -77,7 +77,7 @@ async def run_demo(plan: DemoPlan, console: Console) -> int:
         if late := late_line(policies, records, plan):
             console.print(late, markup=False)
         console.print(outcomes_line(records), markup=False)
-        console.print(pool_line(pool.metrics.summary(), records))
+        console.print(pool_lines(pool.metrics.summary(), records))
         report = verify(rollouts.read_bytes().splitlines())
         confirmation = await _confirm(policies, records)
         for line in verdict_lines(report, confirmation, rollouts, page):
@@ -304,11 +304,11 @@ def outcomes_line(records: Sequence[RolloutRecord]) -> str:
     return "outcomes: " + ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
 
 
-def pool_line(metrics: Mapping[str, Any], records: Sequence[RolloutRecord]) -> str:
+def pool_lines(metrics: Mapping[str, Any], records: Sequence[RolloutRecord]) -> str:
     levels = Counter(record.isolation for record in records if record.isolation)
     times = ((name, metrics[f"{name}_ms"]) for name in ("acquire", "exec", "reset"))
     parts = [f"{name} p50 {time['p50']:.1f} / p95 {time['p95']:.1f} ms" for name, time in times]
-    return f"slots: {', '.join(parts)}; isolation: {', '.join(levels) or 'none'}"
+    return f"slots: {', '.join(parts)}\nisolation: {', '.join(levels) or 'none'}"
 
 
 def verdict_lines(report: Report, confirmation: Confirmation | None, rollouts: Path, page: Path) -> list[str]:

@@ -98,6 +98,7 @@ class _Scale:
     x_high: float
     y_low: float
     y_high: float
+    y_step: float
 
     @classmethod
     def of(cls, chart: Chart, lines: Sequence[Line]) -> _Scale:
@@ -108,8 +109,10 @@ class _Scale:
         low = min(lows) if chart.low is None else chart.low
         high = max(highs) if chart.high is None else chart.high
         if high <= low:
-            high = low + 1.0
-        return cls(min(xs), max(max(xs), min(xs) + 1.0), low, high)
+            high = low + (abs(low) or 1.0)
+        size = _step(low, high, GRID_LINES)
+        low, high = math.floor(low / size + 1e-9) * size, math.ceil(high / size - 1e-9) * size
+        return cls(min(xs), max(max(xs), min(xs) + 1.0), low, high, size)
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
@@ -121,13 +124,12 @@ class _Scale:
 
 def _axes(chart: Chart, scale: _Scale) -> list[str]:
     parts = []
-    for number in range(GRID_LINES + 1):
-        value = scale.y_low + (scale.y_high - scale.y_low) * number / GRID_LINES
+    for value in _ticks(scale.y_low, scale.y_high, scale.y_step):
         y = scale.y(value)
-        text = f"{100 * value:.0f} %" if chart.as_percent else f"{value:.3g}"
+        text = f"{100 * value:.0f} %" if chart.as_percent else f"{value:.4g}"
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4e4"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#666">{text}</text>')
-    for value in _ticks(scale.x_low, scale.x_high):
+    for value in _ticks(scale.x_low, scale.x_high, max(1.0, _step(scale.x_low, scale.x_high, 8))):
         x = scale.x(value)
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="#666">{value:g}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
@@ -135,13 +137,17 @@ def _axes(chart: Chart, scale: _Scale) -> list[str]:
     return parts
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between the ends."""
-    rough = (high - low) / 8
+def _step(low: float, high: float, lines: int) -> float:
+    """A round distance that parts the range into about that many."""
+    rough = (high - low) / lines
     power = 10.0 ** math.floor(math.log10(rough))
-    size = max(1.0, next(step * power for step in (1, 2, 5, 10) if step * power >= rough))
-    first = math.ceil(low / size) * size
-    return [first + n * size for n in range(int((high - first) / size + 1e-9) + 1)]
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= rough * (1 - 1e-9))
+
+
+def _ticks(low: float, high: float, size: float) -> list[float]:
+    """Its multiples between the ends; 0 is 0, whatever rounding makes of it."""
+    first = math.ceil(low / size - 1e-9)
+    return [number * size for number in range(first, math.floor(high / size + 1e-9) + 1)]
 
 
 def _curve(line: Line, scale: _Scale, colour: str, dash: str) -> list[str]:

@@ -144,7 +144,7 @@ class NomadApi:
             try:
                 status, text = await self._once(method, path, body, query or {})
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                failure = NomadError(f"Nomad at {self._base} does not answer: {error or type(error).__name__}")
+                failure = NomadError(f"Nomad at {self._base} does not answer: {str(error) or type(error).__name__}")
             else:
                 if status == 200:
                     return text if as_text else json.loads(text) if text else None

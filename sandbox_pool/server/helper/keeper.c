@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -41,6 +43,7 @@ static int asker;                 /* where the command that runs came from: the 
 static bool line_over;            /* the line takes no more commands: the server wants it back, or the client is gone */
 static bool recalled;             /* and the server waits to hear of it */
 static bool told_running, kept;   /* what the server was told last; whether a state was saved */
+static bool used;                 /* whether a command was run */
 static long long told_us;
 static char *place;               /* the session's directory */
 
@@ -311,9 +314,24 @@ static void run_command(const struct message *request) {
         drain(out_pipe, 1 << 20);
         if (err_pipe >= 0) drain(err_pipe, 1 << 20);
     }
-    running = true;
+    running = used = true;
     if (write_script(&job, request, out_pipe, err_pipe < 0 ? out_pipe : err_pipe)) return;
     kill(job.shell, SIGKILL); /* no memory left for the command: its shell's end is told, and that it was not begun */
+}
+
+/* Whether a command changed what the kernel holds of a process: its limits, its priority, where it may run. */
+static bool shell_is_ordinary(void) {
+    cpu_set_t its, ours;
+    CPU_ZERO(&its);
+    CPU_ZERO(&ours);
+    for (int i = 0; i < RLIM_NLIMITS; i++) {
+        struct rlimit one, other;
+        if (prlimit(job.shell, (enum __rlimit_resource)i, NULL, &one) || getrlimit((enum __rlimit_resource)i, &other)) return false;
+        if (one.rlim_cur != other.rlim_cur || one.rlim_max != other.rlim_max) return false;
+    }
+    return getpriority(PRIO_PROCESS, (id_t)job.shell) == getpriority(PRIO_PROCESS, 0) &&
+           sched_getaffinity(job.shell, sizeof its, &its) == 0 && sched_getaffinity(0, sizeof ours, &ours) == 0 &&
+           CPU_EQUAL(&its, &ours);
 }
 
 /* Whether nothing would be missed if the shell ended now: no process, and no descriptor that a command opened in it. */
@@ -321,14 +339,14 @@ static bool shell_is_bare(void) {
     char path[32];
     snprintf(path, sizeof path, "/proc/%d/fd", job.shell);
     int given = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool bare = given >= 0 && count_entries(given) == 3 + FD_OUT + PIPES - FD_WAKE && !anything_left();
+    bool bare = given >= 0 && count_entries(given) == 3 + FD_OUT + PIPES - FD_WAKE && !anything_left() && shell_is_ordinary();
     if (given >= 0) close(given);
     return bare;
 }
 
 /* The slot is not used, and others need the memory: its next command starts in a new shell, from the state of this one. */
 static void rest(void) {
-    if (running || !job.shell || !kept || !shell_is_bare()) {
+    if (running || !job.shell || (used && !kept) || !shell_is_bare()) {
         struct writer writer;
         writer_begin(&writer, "awake");
         if (!writer_send(&writer, job.sock, NULL, 0)) detached = true;

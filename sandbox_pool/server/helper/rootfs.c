@@ -75,12 +75,14 @@ static int bind_device(const char *name) {
 
 static const char *make_devices(void) {
     static const char *const devices[] = {"null", "zero", "full", "random", "urandom", "tty"};
+    /* Folders beside the writable layer, no file systems of their own: the kernel keeps a record of each of those in every
+     * memory cgroup of the machine, so that with many slots it is they that fill its memory. */
     mkdir("root/dev", 0755);
-    if (mount("tmpfs", "root/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=256k,mode=755")) return "mount /dev";
+    if (mkdir("dev", 0755) || mount("dev", "root/dev", NULL, MS_BIND, NULL)) return "mount /dev";
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
         if (bind_device(devices[i])) return "bind a device";
     mkdir("root/dev/shm", 01777);
-    if (mount("tmpfs", "root/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,mode=1777")) return "mount /dev/shm";
+    if (mkdir("shm", 01777) || chmod("shm", 01777) || mount("shm", "root/dev/shm", NULL, MS_BIND, NULL)) return "mount /dev/shm";
     mkdir("root/dev/pts", 0755);
     if (mount("devpts", "root/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=64") &&
         /* gVisor's takes no options, and is a new one with usable terminals each time. */

@@ -39,6 +39,9 @@ static const int denied[] = {
 #endif
 };
 
+/* What they make outlives every process. Without an IPC namespace or a user of its own nobody could tell whose it is. */
+static const int lasting[] = {SYS_shmget, SYS_msgget, SYS_semget, SYS_mq_open};
+
 struct program {
     struct sock_filter code[200];
     unsigned short length;
@@ -98,6 +101,13 @@ static void confine_sockets(struct program *p, bool listened) {
     give(p, listened ? SECCOMP_RET_USER_NOTIF : SECCOMP_RET_ERRNO | EPERM);
 }
 
+static void deny(struct program *p, const int *calls, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        emit(p, BPF_JMP | BPF_JEQ | BPF_K, (unsigned int)calls[i], 0, 1);
+        give(p, SECCOMP_RET_ERRNO | EPERM);
+    }
+}
+
 /* With `listener` connections are asked about there; without, none can be made. */
 const char *install_seccomp(bool allow_inet, int *listener) {
     struct program p = {.length = 0};
@@ -109,10 +119,8 @@ const char *install_seccomp(bool allow_inet, int *listener) {
     emit(&p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1); /* the x32 table would bypass every number below */
     give(&p, SECCOMP_RET_ERRNO | ENOSYS);
 #endif
-    for (size_t i = 0; i < sizeof denied / sizeof *denied; i++) {
-        emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (unsigned int)denied[i], 0, 1);
-        give(&p, SECCOMP_RET_ERRNO | EPERM);
-    }
+    deny(&p, denied, sizeof denied / sizeof *denied);
+    if (!slot.namespaces && slot.run_uid <= 0) deny(&p, lasting, sizeof lasting / sizeof *lasting);
     if (allow_inet) allow_socket_families(&p);
     else confine_sockets(&p, listener != NULL);
     deny_namespaces(&p);

@@ -109,7 +109,7 @@ const char *attach_mounts(const int *trees);
 extern size_t bound_mounts;
 
 /* view.c */
-const char *host_view(const char *directory, long key, int userns);
+int host_view(const char *directory, long key, int userns);
 
 /* privileges.c, seccomp.c, landlock.c */
 const char *drop_init_privileges(void);

@@ -116,10 +116,9 @@ static int clone_layers(int userns, int *fds, int *n_fds) {
 
 /* The lowest layer of a slot without an image: the host's root, as much of it as slots may see. */
 static int clone_view(int userns, int *fds, int *n_fds) {
-    const char *path = host_view(slot.view, slot.uid_base, userns);
-    int fd = path ? clone_layer(path, -1) : -1; /* its ids are those of the slot already */
-    if (fd < 0 || slot.n_layers == MAX_LAYERS) return fd < 0 ? errno : E2BIG;
-    slot.layers[slot.n_layers++] = path;
+    int fd = slot.n_layers < MAX_LAYERS ? host_view(slot.view, slot.uid_base, userns) : (errno = E2BIG, -1);
+    if (fd < 0) return errno;
+    slot.layers[slot.n_layers++] = slot.view;
     fds[(*n_fds)++] = fd;
     return 0;
 }

@@ -195,8 +195,9 @@ class Service:
         header = request.header
         split = int(header.get("command", len(body)))
         for attempt in range(START_ATTEMPTS):
-            job, log = instance.start(header, body[:split], body[split:])
-            message = await _run(instance, job, log, request)
+            async with self.slots.turn_to_start(instance):
+                job, log = instance.start(header, body[:split], body[split:])
+                message = await _run(instance, job, log, request)
             if not instance.not_begun(job, message, attempt):
                 break
         reply, output = instance.finish(header, job, log, message)

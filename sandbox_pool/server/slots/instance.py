@@ -204,6 +204,11 @@ class Instance:
         await asyncio.wait([self.ended], timeout=END_HEARD_S)
         self.check_alive()
 
+    @property
+    def has_shell(self) -> bool:
+        """Whether one waits for the next command."""
+        return self._shell is not None
+
     def warm_up(self) -> None:
         """Have a shell waiting, so that the next command need not wait for one."""
         if self._shell is None and self._lent is None and not self.lost:

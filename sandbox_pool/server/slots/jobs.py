@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import itertools
 import shlex
 import signal
@@ -40,7 +41,13 @@ program has more rights than its user. The shell sets them again, for the progra
 
 
 def shell_fields(environment: Mapping[str, str], boot: str, program: Sequence[str], folder: str) -> bytes:
-    """How a shell is to be started: made once per environment, used for every one."""
+    """How a shell is to be started: the same for every slot of a kind."""
+    return _shell_fields(tuple(environment.items()), boot, tuple(program), folder)
+
+
+@functools.lru_cache(maxsize=64)
+def _shell_fields(variables: tuple[tuple[str, str], ...], boot: str, program: tuple[str, ...], folder: str) -> bytes:
+    environment = dict(variables)
     # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
     fields: list[tuple[str, Any]] = [("program", program[0])]
     fields += [("arg", word) for word in (*program, "-c", shell.start(folder), "bash")]

@@ -12,6 +12,7 @@ which the rest is what it is called. All of the text is parsed before the first 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -90,11 +91,31 @@ _OPTIONS = _join(
 )
 
 
+_PARAMETERS = _join("builtin printf 'set --'", "builtin printf ' %q' \"$@\"", "builtin printf '\\n'")
+# What `popd` goes back to, without the top, which is the working directory. REPLY holds the word for the report here.
+_DIRECTORIES = _join(
+    "builtin printf '__hermes_on=('",
+    "builtin printf ' %q' \"${DIRSTACK[@]:1}\"",
+    "builtin printf '%s\\n' '); for ((REPLY = ${#__hermes_on[@]}; REPLY--; ))"
+    ' do pushd -n "${__hermes_on[REPLY]}"; done; unset __hermes_on\'',
+)
+
+
 def _write_state() -> str:
     # In this order it can be read back: no alias works and no function is there yet when something else is set.
-    state = (_OPTIONS, "declare -p", "umask -p", "trap -p", "alias -p", "declare -f")
-    builtins = [f"builtin {part}" for part in ("shopt -u expand_aliases", *state, "printf '%s\\n' '#end'")]
-    return f"{{ {_join(*builtins)}; }} >|{_STATE}"
+    steps = (
+        "builtin shopt -u expand_aliases",
+        f"builtin {_OPTIONS}",
+        f"[[ -z ${{DIRSTACK[1]-}} ]] || {{ {_DIRECTORIES}; }}",
+        "builtin declare -p",
+        "builtin umask -p",
+        "builtin trap -p",
+        f"[[ $# == 0 ]] || {{ {_PARAMETERS}; }}",
+        "builtin alias -p",
+        "builtin declare -f",
+        "builtin printf '%s\\n' '#end'",
+    )
+    return f"{{ {_join(*steps)}; }} >|{_STATE}"
 
 
 def _report(status: str) -> str:
@@ -128,6 +149,7 @@ def _go_back(workdir: str) -> str:
     return f"[[ ${{PWD-}} -ef . ]] || {{ REPLY=${{OLDPWD-}}; {move}; OLDPWD=$REPLY; }}"
 
 
+@functools.lru_cache(maxsize=64)
 def session_boot(workdir: str) -> str:
     """A shell that takes commands until it is told no more."""
     leave = _join(_save_and_end(), f"REPLY={_STATUS}", _OPEN, "builtin exit $REPLY")
@@ -155,6 +177,7 @@ def session_boot(workdir: str) -> str:
     return _join(_boot(workdir), f"until {taken}; do {one}; done")
 
 
+@functools.lru_cache(maxsize=64)
 def process_boot(workdir: str) -> str:
     """A background process: it starts from the slot's state and leaves none."""
     return _join(

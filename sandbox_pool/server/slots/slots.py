@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ..faults import SlotError, TimedOut
@@ -30,7 +30,12 @@ KILL_TIMEOUT_S = 10.0
 PROOF_TIMEOUT_S = 15.0
 MOST_WARM = 8
 """Free slots that have a shell waiting: those that were given back last, which are leased first."""
-RESTS_AFTER_S = 1.0
+MOST_STARTING, START_S = 64, 0.25
+"""So many shells are started at the same time, for commands that found none; and how long each of them counts."""
+CROWDED_RESTS_AFTER_S = 1.0
+"""How long a shell waits where more of them do than the server wants."""
+ANSWER_TURNS = 4
+"""Turns of the event loop in which the answer to a release is sent."""
 PROOF = b"echo $((6*7)); read -r word _ </proc/self/status; echo $word"
 
 
@@ -54,7 +59,7 @@ class Slot:
         self.unproven = ""
         """Why that failed. Such a slot is never leased again."""
         self.memory_kills = 0
-        """Of its cgroup, when the lease began."""
+        """Of its cgroup, when the instance was built."""
         self.calls = 0
         """Requests under way."""
         self.used_s = time.monotonic()
@@ -249,8 +254,8 @@ class Builder:
             instance.give_up_jobs("the slot was given back")  # before they end: their callers get no exit code
             with contextlib.suppress(SlotError, asyncio.TimeoutError):
                 await asyncio.wait_for(instance.kill_all(), KILL_TIMEOUT_S)
+        self.zygote.kill(instance.pid)  # first: an init that sees its socket closed would begin to kill by itself
         instance.close()
-        self.zygote.kill(instance.pid)
         try:
             await asyncio.wait_for(self.zygote.wait_dead(instance.pid), KILL_TIMEOUT_S)
             self.zygote.forget(instance.pid)
@@ -306,9 +311,11 @@ class Builder:
 class Slots:
     """All slots of this server."""
 
-    def __init__(self, count: int, builder: Builder, most_shells: int) -> None:
+    def __init__(self, count: int, builder: Builder, most_shells: int, rest_after_s: float) -> None:
         self._most_shells = most_shells
         """That wait in leased slots (0.4 MB each). With more, those that were not used for longest are put to rest."""
+        self._rest_after_s = rest_after_s
+        """How long a shell waits for its next command where there is room."""
         self.all = [Slot(index) for index in range(count)]
         self._logins: dict[str, bytes] = {}
         """Shell state after the profiles of an image were sourced."""
@@ -319,6 +326,7 @@ class Slots:
         self._sessions: dict[Slot, None] = {}
         """Leased slots with a shell, in the order in which they were used, as far as this server was asked."""
         self._resting: asyncio.TimerHandle | None = None
+        self._starting = asyncio.Semaphore(MOST_STARTING)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def get(self, index: int, epoch: int) -> Slot:
@@ -351,7 +359,6 @@ class Slots:
         slot.layers = tuple(layers)
         try:
             await self._fit(slot, spec, layers)
-            slot.memory_kills = self.builder.cgroups.memory_kills(index)
         except BaseException as error:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
@@ -377,7 +384,7 @@ class Slots:
         if first:
             self._logins[login] = await self._log_in(slot, spec)
         if slot.instance is None:
-            slot.instance = await self.builder.build(slot.index, spec, layers)
+            slot.instance = await self._build(slot, spec, layers)
             slot.shape = shape
         slot.env = check_env(spec.get("env"))
         slot.instance.set_environment(slot.env)
@@ -385,7 +392,28 @@ class Slots:
             slot.instance.restore(self._logins[login], slot.instance.workdir)
         if len(self._sessions) < self._most_shells:
             slot.instance.warm_up()
-            self._sessions[slot] = None
+            self.used(slot)
+
+    async def _build(self, slot: Slot, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
+        instance = await self.builder.build(slot.index, spec, layers)
+        slot.memory_kills = self.builder.cgroups.memory_kills(slot.index)
+        return instance
+
+    @contextlib.asynccontextmanager
+    async def turn_to_start(self, instance: Instance) -> AsyncIterator[None]:
+        """For a command that may need a new shell: with thousands at once there would be memory for none of them."""
+        if instance.has_shell:
+            yield
+            return
+        await self._starting.acquire()
+        held = [self._starting]
+        timer = asyncio.get_running_loop().call_later(START_S, lambda: held.pop().release())
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if held:
+                held.pop().release()
 
     def used(self, slot: Slot) -> None:
         """A command has run in this slot; perhaps it is time for others to rest."""
@@ -394,17 +422,32 @@ class Slots:
         self._rest_later()
 
     def _rest_later(self) -> None:
-        if len(self._sessions) > self._most_shells and self._resting is None:
-            self._resting = asyncio.get_running_loop().call_later(RESTS_AFTER_S, self._rest_some)
+        if self._sessions and (self._resting is None or (self._is_crowded and self._resting.when() > self._soon())):
+            if self._resting is not None:
+                self._resting.cancel()
+            after_s = CROWDED_RESTS_AFTER_S if self._is_crowded else self._rest_after_s / 2
+            self._resting = asyncio.get_running_loop().call_later(after_s, self._rest_some)
+
+    @property
+    def _is_crowded(self) -> bool:
+        return len(self._sessions) > self._most_shells
+
+    @staticmethod
+    def _soon() -> float:
+        return asyncio.get_running_loop().time() + CROWDED_RESTS_AFTER_S
 
     def _rest_some(self) -> None:
         """Those that were used lately, by whatever way, come last."""
         self._resting = None
-        for slot in list(self._sessions)[: len(self._sessions) - self._most_shells]:
-            del self._sessions[slot]
-            if slot.busy or time.monotonic() - slot.last_used_s < RESTS_AFTER_S:
-                self._sessions[slot] = None
+        too_many = len(self._sessions) - self._most_shells
+        for number, slot in enumerate(list(self._sessions)):
+            after_s = CROWDED_RESTS_AFTER_S if number < too_many else self._rest_after_s
+            if slot.busy or time.monotonic() - slot.last_used_s < after_s:
+                if number < too_many:
+                    del self._sessions[slot]
+                    self._sessions[slot] = None
             elif slot.instance is not None:
+                del self._sessions[slot]
                 task = asyncio.get_running_loop().create_task(slot.instance.rest())
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -454,15 +497,17 @@ class Slots:
         slot.state = "quarantined" if problems else "free"
         slot.task_id = ""
         if not problems and self.builder.level.namespaces and not slot.layers and not _has_mounts(slot.shape):
+            self._rebuilding += 1
             slot.rebuilding = asyncio.get_running_loop().create_task(self._rebuild(slot))
         return {"clean": not problems, "problems": problems, "duration_s": time.monotonic() - started}
 
     async def _rebuild(self, slot: Slot) -> None:
         """Build for a lease like the last one."""
+        for _ in range(ANSWER_TURNS):  # the client need not wait for what comes now
+            await asyncio.sleep(0)
         spec = json.loads(slot.shape)[0]
-        self._rebuilding += 1
         try:
-            slot.instance = await self.builder.build(slot.index, spec, ())
+            slot.instance = await self._build(slot, spec, ())
         except (TimedOut, BuildError, SlotError, OSError) as error:
             slot.unproven = f"slot {slot.index} was not proven empty: {error or type(error).__name__}"
             slot.state = "quarantined" if slot.state == "free" else slot.state

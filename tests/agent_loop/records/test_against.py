@@ -170,6 +170,7 @@ async def test_an_address_where_nobody_answers_is_bad_input(tmp_path):
 
 async def test_a_file_without_tokens_has_nothing_to_ask_about(tmp_path):
     path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(RolloutRecord("r", "g", "e", "i", "finished", True, [], turns=[{"turn": 1}]).to_json())
+    turn = {"turn": 1, "model_s": 0.0}
+    path.write_bytes(RolloutRecord("r", "g", "e", "i", "finished", True, [], turns=[turn]).to_json())
     with pytest.raises(UsageError, match="nothing to ask"):
         await asyncio.to_thread(run, str(path), "--against", "http://127.0.0.1:9")

@@ -9,6 +9,8 @@ import json
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent_loop.local_models.standin import StandIn
 from agent_loop.local_models.standin.policies import wild
@@ -17,9 +19,10 @@ from agent_loop.model.contract import WeightsSpan
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.records.record import RolloutRecord
-from agent_loop.records.verify import verify
+from agent_loop.records.verify import Report, verify
 from environments.apps.cli import verify as verb
 from environments.errors import UsageError
+from environments.runs.report.view_model import detail, index_entry
 from support.tokens_rollouts import Rollout
 from tool_parsers import get_parser
 
@@ -222,6 +225,29 @@ def test_a_line_from_before_there_were_spans_is_read(records):
     for call in line["sampled_calls"]:
         del call["weights_spans"]
     assert RolloutRecord.from_json(json.dumps(line)) == records[0]
+
+
+NONSENSE = [None, True, -1, 0.5, 2**70, "", "x", [], {}, [[]], [None], {"a": 1}]
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_a_line_with_a_value_of_another_kind_is_one_error_or_is_judged(records, data):
+    """Whatever stands in a file, checking it and drawing it are no tracebacks."""
+    line = json.loads(truncated(records).to_json())
+    place, last = line, data.draw(st.sampled_from(sorted(line)))
+    while isinstance(place[last], dict | list) and place[last] and data.draw(st.booleans()):
+        place = place[last]
+        last = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[last] = data.draw(st.sampled_from(NONSENSE))
+    try:
+        record = RolloutRecord.from_json(json.dumps(line))
+    except ValueError:
+        return
+    report = Report()
+    report.add(record, 1)
+    index_entry(record)
+    detail(record, 1000)
 
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda f: f.__name__)

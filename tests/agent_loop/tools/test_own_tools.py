@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import enum
 import json
+import sys
 import threading
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,14 @@ class Unit(enum.StrEnum):
 class Line(BaseModel):
     goods: str
     amount: float = Field(gt=0)
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
 
 
 class Tree(BaseModel):
@@ -143,6 +152,37 @@ async def test_calls_of_the_model_and_of_scripts_are_checked_typed_timed_and_rec
         assert state["orders"] == 3
 
 
+async def numbers(json: int, copy: Annotated[Cat | Dog, Field(discriminator="kind")]) -> Any:
+    """Count."""
+    for number in range(json):
+        yield {copy.kind: number}
+
+
+@tool
+def leave() -> None:
+    """A library that thinks it is a program."""
+    sys.exit(3)
+
+
+async def test_functions_that_yield_or_leave_and_parameters_named_like_methods_are_tools(sandbox, recwarn):
+    count_up = tool(name="count_up")(numbers)
+    assert not any(issubclass(warning.category, UserWarning) for warning in recwarn)
+    assert "$defs" not in json.dumps(count_up.schema)
+    async with SandboxTools(sandbox, [], own=[count_up, leave]) as runtime:
+        tools = Tools(runtime, sandbox)
+        assert await tools("count_up", json=2, copy={"kind": "dog"}) == {"result": [{"dog": 0}, {"dog": 1}]}
+        assert (await tools("leave"))["error"] == "leave failed: RuntimeError: it called sys.exit(3)"
+        assert tools.outcome.status is ToolStatus.ERROR
+
+
+def late_context(thing: str, ctx: Any) -> None:
+    """Fine."""
+
+
+def positional(thing: str, /) -> None:
+    """Fine."""
+
+
 def no_types(thing):
     """Fine."""
 
@@ -173,7 +213,9 @@ async def uses_json(thing: str) -> str:
     [
         (no_types, {}, "no_types cannot be a tool: its parameter 'thing' has no type"),
         (no_docstring, {}, "no_docstring cannot be a tool: it has no docstring"),
-        (variadic, {}, "variadic cannot be a tool: the model gives arguments by name"),
+        (variadic, {}, "variadic cannot be a tool: the model gives arguments by name.*variadic.*'things'"),
+        (positional, {}, "positional cannot be a tool: the model gives arguments by name.*positional-only.*'thing'"),
+        (late_context, {}, "late_context cannot be a tool: `ctx` must be its first parameter"),
         (odd_type, {}, "odd_type cannot be a tool: a parameter has a type that JSON cannot carry"),
         (recursive, {}, "recursive cannot be a tool: its type Tree holds itself"),
         (lambda: None, {}, "cannot be a tool: a name is"),

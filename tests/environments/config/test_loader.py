@@ -162,10 +162,16 @@ def test_data_given_to_the_loader_is_not_changed_by_flags(write):
     assert read_yaml(path).data == {"env": {"toolsets": ["terminal"]}}
 
 
-@given(st.text(max_size=40))
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
 def test_any_text_given_to_a_text_field_arrives_as_text_or_null(text):
     name = load_config(Settings, None, [f"--env.name={text}"]).env.name
     assert name is None or isinstance(name, str)
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(ConfigError, match=r"env\.name holds a character that no text has"):
+        load_config(Settings, None, [f"--env.name={text}"])
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

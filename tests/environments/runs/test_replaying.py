@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -257,3 +258,13 @@ def test_the_command_says_equal_or_where_it_diverges(tmp_path: Path, capsys: pyt
     assert main(["replay", str(path), "--env.system_prompt", "Be quick."]) == 1
     assert "\n  recorded: model " in capsys.readouterr().out
     assert main(["replay", str(path), rollout]) == 2
+
+
+async def test_a_divergence_is_told_without_a_traceback() -> None:
+    from environments.apps.cli.replay import _is_news
+
+    def record(error: Exception) -> logging.LogRecord:
+        return logging.LogRecord("x", logging.ERROR, "x.py", 1, "failed", (), (type(error), error, None))
+
+    assert not _is_news(record(Diverged("request 1 of 2", "a", "b")))
+    assert _is_news(record(ValueError("of the environment")))

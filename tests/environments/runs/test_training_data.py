@@ -214,6 +214,7 @@ def problem(case: TemplateCase, messages: list[Message], tools: Any, commands: i
     return "" if found == commands else f"{found} of {commands} commands"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_every_export_is_rendered_by_all_published_templates_with_tools() -> None:
     problems, plain, templates = {}, set(), 0

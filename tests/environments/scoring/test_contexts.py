@@ -46,6 +46,19 @@ async def test_the_fork_has_the_agents_files_and_changes_there_stay_there(
     await ctx.close()
 
 
+async def test_an_end_state_names_what_holds_no_text(pool: DirectoryPool, agent: DirectorySandbox) -> None:
+    await agent.write_file("notes/one.txt", b"text")
+    await agent.exec("mkdir -p made/deep && ln -s nowhere link && printf '\\377' > bytes")
+    ctx = await context(pool, agent)
+    assert await ctx.agent_state.texts() == {
+        "bytes": "(1 bytes, not text)",
+        "link": "(link to nowhere)",
+        "made/deep": "(empty folder)",
+        "notes/one.txt": "text",
+    }
+    await ctx.close()
+
+
 async def test_no_fork_is_leased_for_a_reward_that_asks_for_nothing(
     pool: DirectoryPool, agent: DirectorySandbox
 ) -> None:

@@ -198,3 +198,24 @@ async def test_shells_that_nobody_uses_are_put_to_rest_and_go_on_from_their_stat
         went_on = await boxes[0].exec("[ $x != $BASHPID ] && f; pwd")
         assert went_on.output == "kept\n/tmp\n"
         assert (await boxes[1].exec("echo $BASHPID; head -c4 <&7")).output == f"{holding.output}root"
+
+
+async def test_a_shell_that_waits_for_long_is_put_to_rest_and_goes_on_from_its_state() -> None:
+    async with running_server("--rest-after-s", "0.2", slots=2) as server:
+        boxes = [await server.client.lease(n, task_id="x", spec=server.spec) for n in range(2)]
+        words = "set -- 'one two' \"it's\"; set() { false; }; IFS=,; set -u; x=$BASHPID"
+        await boxes[0].exec(f"cd /opt; pushd /usr; pushd /tmp; {words}")
+        await eventually(lambda: names_below(server.process.pid).count("bash") == 0)
+        went_on = await boxes[0].exec('[ $x != $BASHPID ] && printf \'%s\\n\' $# "$1" "$2"; pwd; popd; popd; pwd')
+        assert went_on.output == "2\none two\nit's\n/tmp\n/usr /opt\n/opt\n/opt\n"
+        assert (await boxes[1].exec("echo used for the first time")).exit_code == 0
+
+
+@pytest.mark.parametrize("kept", ["exec 7</etc/passwd", "ulimit -S -t 99", "renice 5 $$", "sleep 60 &"])
+async def test_a_shell_that_holds_more_than_a_state_is_not_put_to_rest(kept) -> None:
+    async with running_server("--rest-after-s", "0.2", slots=2) as server:
+        boxes = [await server.client.lease(n, task_id="x", spec=server.spec) for n in range(2)]
+        holding = await boxes[0].exec(f"{{ {kept}\n}} >/dev/null 2>&1; echo $BASHPID")
+        await boxes[1].exec("true")
+        await eventually(lambda: names_below(server.process.pid).count("bash") == 1)
+        assert (await boxes[0].exec("echo $BASHPID")).output == holding.output

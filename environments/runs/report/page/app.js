@@ -87,11 +87,12 @@ function closeRollout() {
   scrollTo(0, listScroll);
 }
 
-function setView(name, value) {
+async function setView(name, value) {
   if (value) state[name] = value;
   else delete state[name];
   saveState();
-  drawDetail();
+  await drawDetail();
+  if (value === "tokens") document.querySelector("#detail .legend")?.scrollIntoView();
 }
 
 function go(by) {
@@ -186,6 +187,7 @@ async function start() {
   fillFilters();
   listen();
   await refresh();
+  if (state.r || state.g) byId("detail").scrollIntoView(); // whoever follows a link wants what it names
   if (data.live) follow(take);
 }
 

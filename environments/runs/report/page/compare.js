@@ -39,7 +39,8 @@ function drawScatter() {
   const low = values.reduce((a, b) => Math.min(a, b), 0), high = values.reduce((a, b) => Math.max(a, b), 1);
   const x = (value) => pad + ((value - low) / (high - low)) * (size - pad - 12), y = (value) => size - x(value);
   const picture = svg("svg", { viewBox: `0 0 ${size} ${size}`, class: "scatter", role: "img", "aria-label": "Mean score in A against B of " + scored.length + " items" });
-  picture.append(svg("line", { x1: x(low), y1: y(low), x2: x(high), y2: y(high), class: "diagonal" }));
+  picture.append(svg("rect", { x: x(low), y: y(high), width: x(high) - x(low), height: y(low) - y(high), class: "frame" }),
+    svg("line", { x1: x(low), y1: y(low), x2: x(high), y2: y(high), class: "diagonal" }));
   const places = new Map();
   for (const item of scored) {
     const key = item.mean_a.toFixed(3) + " " + item.mean_b.toFixed(3);
@@ -48,7 +49,7 @@ function drawScatter() {
   for (const items of places.values()) {
     const { mean_a: a, mean_b: b } = items[0];
     const dot = svg("circle", { cx: x(a).toFixed(1), cy: y(b).toFixed(1), r: Math.min(16, 3.5 + Math.sqrt(items.length)).toFixed(1), class: "dot " + (KIND[changeOf(items[0])] || ""), "data-items": items.length });
-    dot.append(svg("title", {}, `A ${plain(a)}, B ${plain(b)}: ${items.length} items, ${items[0].id}`));
+    dot.append(svg("title", {}, `A ${plain(a)}, B ${plain(b)}: ${counted(items.length, "item")}, ${items[0].id}`));
     dot.addEventListener("click", () => openItem(items[0].id));
     picture.append(dot);
   }
@@ -83,7 +84,7 @@ async function drawItem(left, right) {
   const item = data.items.find((candidate) => candidate.id === state.i);
   document.body.classList.toggle("reading", Boolean(item));
   if (!item) {
-    replace(byId("detail"), h("p", { class: "empty" }, "Choose an item to read one rollout of each run side by side."));
+    replace(byId("detail"), h("p", { class: "empty" }, "Choose an item to read one rollout of each run side by side; j and k go to the next and the one before."));
     document.body.dataset.ready = "list";
     return;
   }
@@ -108,6 +109,15 @@ function openItem(id) {
   saveState();
   list.mark(id);
   drawItem();
+  if (getComputedStyle(byId("list")).display === "none") scrollTo(0, 0);
+}
+
+/** The next item of the list, or the one before. */
+function go(by) {
+  const items = chosenItems(), place = Math.max(0, items.findIndex((item) => item.id === state.i) + (state.i ? by : 0));
+  if (!items[place]) return;
+  openItem(items[place].id);
+  list.reveal(place, false);
 }
 
 function closeItem() {
@@ -134,11 +144,15 @@ async function start() {
   byId("search").value = state.q || "";
   byId("change").addEventListener("change", () => { state.change = byId("change").value; saveState(); refresh(); });
   byId("search").addEventListener("input", () => { state.q = byId("search").value; saveState(); refresh(); });
-  addEventListener("keydown", (event) => { if (event.key === "Escape") closeItem(); });
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT/.test(document.activeElement?.tagName || "")) return;
+    ({ j: () => go(1), k: () => go(-1), Escape: closeItem })[event.key]?.();
+  });
   drawFigures(data.comparison);
   drawScatter();
   refresh();
   await drawItem();
+  if (state.i) byId("detail").scrollIntoView();
 }
 
 start();

@@ -81,11 +81,17 @@ function tokensOfTurn(entry, rollout, data) {
   return fold;
 }
 
+function showToken(segment, position) {
+  const block = document.querySelectorAll(".segment .token-block")[segment];
+  block.scrollIntoView({ block: "center" });
+  requestAnimationFrame(() => block.reveal(position));
+}
+
 /** What `verify --against` says of this rollout, with a way to each token that differs. */
 function againstNote(differences) {
   if (!differences.length) return null;
   const beyond = differences.filter((difference) => difference[4]), sentence = beyond.length + " of " + differences.length + " positions that verify --against asked about are beyond the tolerance. ";
-  const places = beyond.slice(0, 20).map(([segment, position]) => h("button", { class: "more", type: "button", onclick: () => { state.v = "tokens"; saveState(); drawDetail().then(() => document.querySelectorAll(".segment")[segment]?.querySelector(`[data-at="${position}"]`)?.scrollIntoView({ block: "center" })); } }, "segment " + (segment + 1) + ", position " + position));
+  const places = beyond.slice(0, 20).map(([segment, position]) => h("button", { class: "more", type: "button", onclick: () => { state.v = "tokens"; saveState(); drawDetail().then(() => showToken(segment, position)); } }, "segment " + (segment + 1) + ", position " + position));
   return h("p", { class: beyond.length ? "alert" : "meta" }, sentence, places);
 }
 

@@ -2,9 +2,11 @@
 
 const DIFF_LINES = 400;
 
-/** Lines of two texts as [kind, line]; by the longest common subsequence, of long texts only where they differ at first. */
+const linesOf = (text) => (text === undefined ? [] : text.split("\n").slice(0, DIFF_LINES));
+
+/** Lines of two texts, either of which may not be there, as [kind, line]; by the longest common subsequence, of long texts only where they differ at first. */
 function diffLines(left, right) {
-  const a = left.split("\n").slice(0, DIFF_LINES), b = right.split("\n").slice(0, DIFF_LINES);
+  const a = linesOf(left), b = linesOf(right);
   const best = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
   for (let i = a.length - 1; i >= 0; i -= 1) for (let j = b.length - 1; j >= 0; j -= 1) best[i][j] = a[i] === b[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
   const lines = [];
@@ -64,17 +66,20 @@ function renderMember(rollout, detail, first, parting, onOpen) {
     parting >= 0 && h("div", { class: "said", tabindex: "0" }, saidAt(entry)));
 }
 
+/** The text of a file in an end state; files have any name, `constructor` too. */
+const leftAt = (detail, path) => (Object.hasOwn(detail.end_state, path) ? detail.end_state[path] : undefined);
+
 /** Files of the end states that are not the same everywhere, each against the first member that has the best score. */
 function renderFiles(members, details) {
   const best = members.reduce((at, r, place) => ((r.verifier ?? -1) > (members[at].verifier ?? -1) ? place : at), 0);
   const paths = [...new Set(details.flatMap((detail) => Object.keys(detail.end_state)))].sort();
   if (!paths.length) return h("p", { class: "meta" }, "No end states are stored: set env.store_end_state to compare what the members left.");
-  const changed = paths.filter((path) => new Set(details.map((detail) => detail.end_state[path])).size > 1);
-  if (!changed.length) return h("p", { class: "meta" }, "All members left the same " + paths.length + " files.");
-  return h("div", { class: "files" }, h("p", { class: "meta" }, changed.length + " of " + paths.length + " files differ; each is shown against " + members[best].id + ", which has the best score."),
+  const changed = paths.filter((path) => new Set(details.map((detail) => leftAt(detail, path))).size > 1);
+  if (!changed.length) return h("p", { class: "meta" }, "All members left the same: " + counted(paths.length, "file") + ".");
+  return h("div", { class: "files" }, h("p", { class: "meta" }, changed.length + " of " + counted(paths.length, "file") + (changed.length === 1 ? " differs, and" : " differ, and each") + " is shown against " + members[best].id + ", which has the best score."),
     changed.map((path) => [h("h3", {}, path), details.map((detail, place) => {
-      if (place === best || detail.end_state[path] === details[best].end_state[path]) return null;
-      return [h("div", { class: "meta" }, members[place].id), renderDiff(details[best].end_state[path] ?? "", detail.end_state[path] ?? "")];
+      if (place === best || leftAt(detail, path) === leftAt(details[best], path)) return null;
+      return [h("div", { class: "meta" }, members[place].id + (leftAt(detail, path) === undefined ? ": not there" : "")), renderDiff(leftAt(details[best], path), leftAt(detail, path))];
     })]));
 }
 

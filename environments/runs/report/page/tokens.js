@@ -61,7 +61,7 @@ function legend(by, versions) {
   return [key("t-p0", "certain"), key("t-p3", "37 to 61 %"), key("t-p7", "under 0.1 %")];
 }
 
-/** Tokens as one block of text; the arrow keys go from one to the next, and its facts stand below. */
+/** Tokens as one block of text; the arrow keys go from one to the next, and its facts stand below. `reveal` goes to one. */
 function tokenBlock(tokens, by, versions, words) {
   const facts = h("div", { class: "token-facts", role: "status" }, "Point at a token, or use the arrow keys.");
   const text = h("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": words });
@@ -98,7 +98,13 @@ function tokenBlock(tokens, by, versions, words) {
     nodes[at].scrollIntoView({ block: "nearest" });
   });
   more();
-  return h("div", { class: "token-block" }, text, rest, facts);
+  const block = h("div", { class: "token-block" }, text, rest, facts);
+  block.reveal = (place) => {
+    while (drawn < tokens.length && drawn <= place) more();
+    choose(place);
+    if (nodes[place]) text.scrollTop = nodes[place].offsetTop - text.clientHeight / 3;
+  };
+  return block;
 }
 
 /** Which weights sampled a rollout, in order of first use. */
@@ -136,6 +142,9 @@ function allTokens(rollout, detail, by) {
   return detail.tokens.map((segment, number) => {
     const tokens = readSegment(segment, number, rollout, detail);
     const words = "Segment " + (number + 1) + " of " + detail.tokens.length + ": " + whole(tokens.length) + " tokens, " + whole(tokens.filter((t) => t.trained).length) + " trained";
-    return h("section", { class: "segment" }, h("h3", {}, words), tokenBlock(tokens, by, versions, words));
+    const block = tokenBlock(tokens, by, versions, words), beyond = tokens.findIndex((token) => token.difference?.beyond);
+    // A prompt can be pages long: what is looked for is where the model disagrees, or what was sampled. Places are known once it is drawn.
+    requestAnimationFrame(() => block.reveal(beyond === -1 ? tokens.findIndex((token) => token.kind === "sampled") : beyond));
+    return h("section", { class: "segment" }, h("h3", {}, words), block);
   });
 }

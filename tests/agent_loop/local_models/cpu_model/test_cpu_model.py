@@ -71,6 +71,7 @@ async def check_faults(model: CpuModel, records, rollouts: int = 3) -> None:
         assert confirmation.violation is not None, fault.__name__
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 async def test_the_model_confirms_its_rollouts_and_contradicts_faults():
     async with one_slot(f16=True) as model:

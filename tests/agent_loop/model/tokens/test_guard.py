@@ -132,6 +132,7 @@ def test_a_marker_that_the_template_writes_as_plain_text_has_other_ids_when_it_i
     assert len(places) == 1
 
 
+@pytest.mark.ci
 def test_no_published_template_lets_printed_text_write_its_markers():
     for case in template_cases():
         try:

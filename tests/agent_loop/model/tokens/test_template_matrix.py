@@ -31,6 +31,7 @@ async def played(template: ChatTemplate, seed: str, conversations: int) -> Play:
     return play
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 async def test_at_least_52_templates_are_exact_over_random_conversations_and_none_is_wrong():
     exact, wrong, rerendered = [], {}, 0

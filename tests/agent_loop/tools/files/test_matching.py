@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent_loop.tools.files.matching import find_blocks, nearest_lines, reindent, replace_text
+from agent_loop.tools.files.matching import Replaced, find_blocks, nearest_lines, reindent, replace_text
 from agent_loop.tools.tool import ToolFailure
 
 CODE = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
@@ -196,3 +196,30 @@ def test_what_is_outside_of_the_match_is_never_touched(text, old):
     head, _, tail = done.text.partition("N")
     assert text.startswith(head)
     assert text.endswith(tail)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "after"),
+    [
+        ("Wait\u2026and done", "Wait...and done", "Wait...then done", "Wait\u2026then done"),
+        ("x = a \u2212 1\n", "x = a - 1", "x = b - 1", "x = b \u2212 1\n"),
+        ("say \u201chi\u201d \u2014 now", '"hi" -- now', '"hi" -- later', "say \u201chi\u201d \u2014 later"),
+        (
+            "One \u2014 a\nTwo \u201cb\u201d\n",
+            'One -- a\nTwo "b"',
+            'One -- a\nTwo "c"',
+            "One \u2014 a\nTwo \u201cc\u201d\n",
+        ),
+        ("a\u202fb\u2009c d", "a b c", "a b x", "a\u202fb\u2009x d"),
+    ],
+)
+def test_what_is_not_changed_keeps_the_typography_of_the_file(text, old, new, after):
+    assert replace_text(text, old, new).text == after
+
+
+def test_newlines_and_tabs_written_as_two_characters_are_found_and_that_is_said():
+    assert replace_text("a\n\tb\nc\n", "a\\n\\tb", "x\\n\\ty") == Replaced("x\n\ty\nc\n", 1, "escapes")
+
+
+def test_escapes_that_the_file_has_stay_escapes():
+    assert replace_text('sep = "\\t"\n', 'sep = "\\t"', 'sep = "\\tab"').text == 'sep = "\\tab"\n'

@@ -195,3 +195,20 @@ def test_a_hunk_that_was_not_found_exactly_is_noted():
     changes = parse_patch('*** Update File: a\n-say("hi") -- now\n+bye')
     assert apply_changes(changes, {"a": "say(\u201chi\u201d) \u2014 now\n"}) == {"a": "bye\n"}
     assert changes[0].notes == ["the hunk at patch line 2 was found by ignoring differences in dashes"]
+
+
+def test_markers_that_the_file_itself_has_are_context():
+    patch = "*** Update File: g\n old\n *** End Patch\n+new\n *** Begin Patch\n-last\n+LAST"
+    text = "old\n*** End Patch\n*** Begin Patch\nlast\n"
+    assert patched(patch, {"g": text}) == {"g": "old\n*** End Patch\nnew\n*** Begin Patch\nLAST\n"}
+
+
+@pytest.mark.parametrize("around", ["```\n{}\n```", "Here it is:\n{}", " {}", "{}\nThat was all."])
+def test_what_stands_around_a_patch_is_no_part_of_it(around):
+    patch = around.format("*** Begin Patch\n*** Update File: f\n-a\n+b\n*** End Patch")
+    assert apply_changes(parse_patch(patch), {"f": "a\n"}) == {"f": "b\n"}
+
+
+def test_patches_one_after_the_other_are_all_applied():
+    patch = "*** Update File: f\n-a\n+b\n*** End Patch\n*** Begin Patch\n*** Add File: g\n+c"
+    assert patched(patch, {"f": "a\n"}) == {"f": "b\n", "g": "c\n"}

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from environments.apps.cli.main import main
 
@@ -46,3 +47,23 @@ def test_no_secret_is_shown_and_defaults_can_be_left_out(shown):
     lines = shown("--set", "--openai.api_key", "sesame").splitlines()
     assert not any("sesame" in line or "hush" in line or "(default)" in line for line in lines)
     assert lines[1].split() == ["env.group_size", "8", "(my.yaml:3)"]
+
+
+@pytest.mark.parametrize("name", ["terminal_tasks", "code_tasks", "learn/smollm2"])
+def test_what_is_shown_can_be_written_into_a_config(name, tmp_path, capsys):
+    assert main(["config", name, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    whole: dict = {}
+    for path, setting in shown.items():
+        *sections, last = path.split(".")
+        at = whole
+        for section in sections:
+            at = at.setdefault(section, {})
+        if setting["value"] != "***":
+            at[last] = setting["value"]
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(whole))
+    assert main(["config", str(tmp_path / "again.yaml"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {path: setting["value"] for path, setting in again.items()} == {
+        path: setting["value"] for path, setting in shown.items()
+    }

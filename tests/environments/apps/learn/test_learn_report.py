@@ -32,6 +32,22 @@ def test_a_chart_is_an_svg_in_bounds_with_error_bars_and_a_legend():
     assert ET.fromstring(Chart("nothing yet", []).svg()) is not None
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((0.2391, 0.7123), ["0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8"]),
+        ((-0.6033, 0.2), ["-0.8", "-0.6", "-0.4", "-0.2", "0", "0.2"]),
+        ((0.239,), ["0.2", "0.25", "0.3", "0.35", "0.4", "0.45", "0.5"]),
+        ((0.0,), ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
+        ((12.0, 4711.0), ["0", "1000", "2000", "3000", "4000", "5000"]),
+    ],
+)
+def test_the_axis_of_values_is_marked_at_round_numbers(values: tuple[float, ...], ticks: list[str]):
+    line = Line("run", [Point(float(step), value) for step, value in enumerate(values)])
+    texts = [node.text for node in ET.fromstring(Chart("reward", [line]).svg()).iter() if node.get("text-anchor") == "end"]
+    assert texts == ticks
+
+
 def test_the_report_shows_curves_kinds_and_examples_and_escapes_what_the_model_wrote(tmp_path):
     with RunFolder(tmp_path) as folder:
         for entry in (evaluation(0, 0.05), step(1), evaluation(1, 0.6)):

@@ -138,6 +138,7 @@ def test_microbatches_shared_beginnings_and_padding_change_no_gradient(learner, 
     assert largest_difference(whole, gradient_of(learner, lora, rows, max_segments=5)) < 1e-3 * largest
 
 
+@pytest.mark.ci
 def test_rollouts_that_say_the_same_are_computed_once_and_each_is_trained(learner, lora):
     rows = rows_of(batch())
     rows += [replace(row, advantages=-2 * row.advantages) for row in rows[:3]]
@@ -170,6 +171,7 @@ def test_the_gradient_is_that_of_finite_differences(learner, lora):
     assert slope == pytest.approx(inner_product(gradient, direction), rel=5e-3)
 
 
+@pytest.mark.ci
 def test_steps_make_good_rollouts_likelier_and_bad_ones_less_likely(learner):
     state = learner.start()
     rows = on_policy(learner, state.lora, rows_of(batch()))

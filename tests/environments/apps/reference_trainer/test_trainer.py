@@ -124,6 +124,7 @@ def settings(api, front, model, tmp_path):
     }
 
 
+@pytest.mark.ci
 def test_steps_are_served_and_saved_and_a_stop_loses_none(api, front, settings, tmp_path):
     run = tmp_path / "run"
     adapter = str(run / "adapter.gguf")

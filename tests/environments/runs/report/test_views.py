@@ -147,6 +147,43 @@ async def test_a_group_stands_side_by_side(width: int, tmp_path: Path, browser: 
         await tab.until("document.querySelector('#detail h2')?.innerText === 'smollm2-135m-0-2'")
 
 
+async def test_a_difference_far_into_a_long_prompt_is_drawn_and_found(tmp_path: Path, browser: str) -> None:
+    record = make_record(turns=3)
+    record.messages[1]["content"] = "Sort these: " + "word " * 5000
+    record = tokenized(record)
+    call = record.sampled_calls[2]
+    position = len(call.prompt_ids) + 1
+    assert position > 5000
+    differences = {record.rollout_id: [[0, position, call.logprobs[1], call.logprobs[1] - 2.0, True]]}
+    page = write(tmp_path, [record], differences=differences)
+    seen = "(() => { const a = document.querySelector('.differs')?.getBoundingClientRect(), "
+    seen += "b = document.querySelector('.tokens').getBoundingClientRect(); "
+    seen += "return a && a.top >= b.top && a.bottom <= b.bottom && a.top > 60 && a.bottom < innerHeight; })()"
+    async with opened(browser, f"{page.as_uri()}#r={record.rollout_id}") as tab:
+        await tab.click("button", f"segment 1, position {position}")
+        await tab.until(seen)
+        assert "beyond the tolerance" in await tab.text(".token-facts")
+    async with opened(browser, f"{page.as_uri()}#r={record.rollout_id}") as tab:
+        await tab.click("button", "All tokens")
+        await tab.until(seen)
+
+
+async def test_what_is_not_there_and_what_is_empty_are_different_ends(tmp_path: Path, browser: str) -> None:
+    records = group_of_three()
+    for record, left in zip(records, ({"constructor": ""}, {"constructor": "a\n"}, {}), strict=True):
+        record.end_state = left
+    page = write(tmp_path, records)
+    async with opened(browser, f"{page.as_uri()}#g={records[0].group_id}", height=300) as tab:
+        await tab.until("document.querySelectorAll('.diff').length === 2")
+        assert await tab.texts(".diff .add") == ["+ a"]
+        assert await tab.texts(".files > .meta") == [
+            "1 of 1 file differs, and is shown against smollm2-135m-0-0, which has the best score.",
+            "smollm2-135m-0-1",
+            "smollm2-135m-0-2: not there",
+        ]
+        assert await tab.js("document.getElementById('detail').getBoundingClientRect().top") < 100
+
+
 def two_runs() -> tuple[list[RolloutRecord], list[RolloutRecord]]:
     """Four items with two rollouts each: one fixed, one broken, one half better, one the same; one only in A."""
     scores_a = {0: (0.0, 0.0), 1: (1.0, 1.0), 2: (0.0, 1.0), 3: (1.0, 1.0), 4: (0.0, 0.0)}
@@ -188,6 +225,14 @@ async def test_two_runs_are_compared_item_by_item(width: int, tmp_path: Path, br
         assert await tab.js("document.documentElement.scrollWidth") <= width
         await tab.picture(tmp_path / f"compare-{width}.png")
         assert await faults(tab) == []
+        await tab.press("j")
+        first = await tab.until("new URLSearchParams(location.hash.slice(1)).get('i')")
+        await tab.press("j")
+        await tab.until(f"new URLSearchParams(location.hash.slice(1)).get('i') !== {first!r}")
+        await tab.press("k")
+        await tab.until(f"document.querySelector('#detail h2')?.innerText === {first!r}")
+        await tab.press("Escape")
+        await tab.until("!new URLSearchParams(location.hash.slice(1)).get('i')")
         await tab.js(
             "(() => { const s = document.getElementById('change'); "
             "s.value = 'broken'; s.dispatchEvent(new Event('change')); })()"
@@ -202,6 +247,7 @@ async def test_two_runs_are_compared_item_by_item(width: int, tmp_path: Path, br
         assert "score 0" in right
         assert "the new way" in right
         assert await tab.texts(".side > details > summary") == ["3 messages that both have"] * 2
+        assert await tab.js("document.querySelector('#detail h2').getBoundingClientRect().bottom < innerHeight")
         await tab.picture(tmp_path / f"compare-item-{width}.png")
         assert await faults(tab) == []
         assert tab.requests == [page.as_uri()]
