@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python tests/benchmarks/pool_places.py [ROUNDS]
 
-Rounds are interleaved, so that other work on the machine meets all of them alike. As root it starts its own dockerd,
-podman and sshd, and runs the apptainer that tests/live/apptainer/prepare.sh unpacked as an ordinary user. SWE-ReX is
-measured where it is installed. A place that cannot be had is a line that says why.
+Rounds are interleaved, so that other work on the machine meets all of them alike; commands first, then leases. As root
+it starts its own dockerd, podman and sshd, and runs the apptainer that tests/live/apptainer/prepare.sh unpacked as an
+ordinary user. SWE-ReX is measured where it is installed. A place that cannot be had is a line that says why.
 """
 
 import asyncio
@@ -111,10 +111,13 @@ async def main(rounds):
         for number in range(rounds):
             for name in places:
                 execs[name].append(await timed(boxes[name].exec("true")))
-                leases[name].append(await timed(lease_once(pools[name])))
             if number % 20 == 0:  # they are slow
                 for name, call in others.items():
                     execs[name].append(await timed(call()))
+        # After all commands: a lease leaves work for later, the next slot and the removal of the last one.
+        for _ in range(rounds):
+            for name in places:
+                leases[name].append(await timed(lease_once(pools[name])))
         control = statistics.median(execs["local"])
         print(f"{'place':22} {'isolation':11} {'exec p50':>9} {'x local':>8} {'lease p50':>10}   (ms)")
         for name, taken in execs.items():

@@ -11,6 +11,7 @@ import io
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -146,6 +147,8 @@ def _serving(command: list[str], work: Path, environment: dict[str, str]) -> Ite
     finally:
         process.terminate()
         process.wait(60)
+        with contextlib.suppress(ProcessLookupError):  # podman of an ordinary user starts itself again in a namespace
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _with_image(engine: Engine) -> Engine:

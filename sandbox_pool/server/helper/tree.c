@@ -109,14 +109,23 @@ static int signal_below(pid_t ancestor, int signal_number, const struct processe
     return reached;
 }
 
-/* A stopped process cannot fork: once two passes reach the same number, nothing new appears, and all can be killed. */
+static int kill_until_none(pid_t ancestor, const struct processes *spared, int passes) {
+    int reached = 0;
+    for (int pass = 0; pass < passes && (reached = signal_below(ancestor, SIGKILL, spared)) > 0; pass++) usleep(200);
+    return reached;
+}
+
+/* A stopped process cannot fork: once two passes reach the same number, nothing new appears, and all can be killed.
+ * gVisor hangs up a process group when one of it ends and another is stopped, and what is spared may be in it: beside that
+ * only what forks faster than it can be killed is stopped. */
 int kill_descendants(pid_t ancestor, const struct processes *spared) {
+    if (spared && spared->count && kill_until_none(ancestor, spared, 50) == 0) return 0;
     int before = -1, reached = signal_below(ancestor, SIGSTOP, spared);
     for (int pass = 0; reached != before && pass < 100; pass++) {
         before = reached;
         reached = signal_below(ancestor, SIGSTOP, spared);
     }
-    for (int pass = 0; pass < 100 && signal_below(ancestor, SIGKILL, spared) > 0; pass++) usleep(200);
+    kill_until_none(ancestor, spared, 100);
     return reached;
 }
 

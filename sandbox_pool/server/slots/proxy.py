@@ -440,7 +440,7 @@ def _is_request(greeting: bytes) -> bool:
 
 
 def server_name(greeting: bytes) -> str | None:
-    """The host that a TLS greeting names; None without one, empty when the greeting cannot be read."""
+    """The host that a TLS greeting names; None without one, empty when it names several or cannot be read."""
     if greeting[:1] != b"\x16":
         return None
     try:
@@ -451,15 +451,19 @@ def server_name(greeting: bytes) -> str | None:
         hello.take(34)
         for width in (1, 2, 1):  # session, ciphers, compression
             hello.sized(width)
-        extensions = _Fields(hello.sized(2)) if hello.left else _Fields(b"")
+        extensions, found = _Fields(hello.sized(2)) if hello.left else _Fields(b""), None
         while extensions.left:
             kind, content = extensions.take(2), _Fields(extensions.sized(2))
             if kind == b"\0\0":
                 names = _Fields(content.sized(2))
-                return normal_host(names.sized(2).decode("ascii")) if names.take(1) == b"\0" else ""
+                if found is not None or names.take(1) != b"\0":
+                    return ""
+                found = normal_host(names.sized(2).decode("ascii"))
+                if names.left:
+                    return ""
     except (EOFError, ValueError):
         return ""
-    return None
+    return found
 
 
 class _Fields:

@@ -1,5 +1,6 @@
 """Other ways to run a host: in an Apptainer image, in another namespace, from a server that the nodes already have."""
 
+import shutil
 import urllib.parse
 
 import pytest
@@ -7,6 +8,9 @@ import pytest
 from sandbox_pool import SandboxSpec, SlotPool
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from sandbox_pool.server.build.packing import pack
+from support.apptainer_place import SEARCH
+from support.containers import Unavailable, debian_root
+from support.pool_trials import promises
 
 STAND_IN = """#!/bin/sh
 # Stands in for apptainer: writes down how it was called, then runs the command on the node itself.
@@ -44,6 +48,22 @@ async def test_an_apptainer_host_is_a_raw_exec_task_that_enters_the_image(make_c
     assert words[:2] == ["exec", "--no-home"]
     assert any("/alloc/" in word for word in words)
     assert "${" not in " ".join(words[:8])
+
+
+@pytest.mark.slow
+async def test_every_promise_is_kept_in_a_real_apptainer(make_config):
+    program = shutil.which("apptainer", path=SEARCH)
+    if program is None:
+        pytest.skip("no apptainer here: run tests/live/apptainer/prepare.sh")
+    try:
+        image = debian_root()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    # As root it asks for every capability, which root of a test machine may lack.
+    options = {"driver": "apptainer", "image": str(image), "apptainer": program, "apptainer_args": ["--userns"]}
+    config = make_config(options, slots_per_host=16)
+    kept, broken = await promises(config)
+    assert (broken, kept > 100) == ({}, True)
 
 
 async def test_a_server_that_the_node_already_has_is_not_sent(make_config, tmp_path):

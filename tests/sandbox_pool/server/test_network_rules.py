@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
 from sandbox_pool.server.network_rules import allowed, parse_rule
+from sandbox_pool.server.slots.proxy import server_name
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,41 @@ def test_an_entry_that_means_nothing_is_refused_in_one_sentence(entry: str) -> N
     with pytest.raises(ValueError, match=r"is not a |cannot be allowed|an address has no") as refused:
         parse_rule(entry)
     assert "\n" not in str(refused.value)
+
+
+def greeting(host: str | None) -> bytes:
+    """What a TLS client says first."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    out = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=host).do_handshake()
+    return out.read()
+
+
+def with_bytes(record: bytes, before: bytes, more: bytes) -> bytes:
+    """The greeting with more in its list of extensions."""
+    at = record.index(before)
+    ciphers = 44 + record[43]
+    size_at = ciphers + 2 + int.from_bytes(record[ciphers : ciphers + 2], "big")
+    size_at += 1 + record[size_at]
+    longer = bytearray(record[:at] + more + record[at:])
+    for place, width in ((3, 2), (6, 3), (size_at, 2)):
+        size = int.from_bytes(record[place : place + width], "big") + len(more)
+        longer[place : place + width] = size.to_bytes(width, "big")
+    return bytes(longer)
+
+
+def test_a_greeting_that_names_several_hosts_names_none() -> None:
+    def named(host: bytes) -> bytes:
+        entry = b"\0" + len(host).to_bytes(2, "big") + host
+        names = len(entry).to_bytes(2, "big") + entry
+        return b"\0\0" + len(names).to_bytes(2, "big") + names
+
+    plain = greeting("site.example")
+    assert server_name(plain) == "site.example"
+    assert server_name(greeting(None)) is None
+    for other in (b"other.example", b"site.example"):
+        assert server_name(with_bytes(plain, named(b"site.example"), named(other))) == ""
+    assert server_name(with_bytes(plain, named(b"site.example"), b"\xfa\xfa\0\0")) == "site.example"
+    assert server_name(plain[:-1]) == ""
