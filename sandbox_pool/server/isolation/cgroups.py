@@ -109,18 +109,11 @@ class Cgroups:
             ("cpu", "cpu.max", f"{int(cpu * PERIOD_US)} {PERIOD_US}" if cpu else f"max {PERIOD_US}"),
         ]
 
-    def _needed(self, controller: str, spec: Mapping[str, Any]) -> bool:
-        """One group shows which processes are left. For each memory group the kernel keeps a record of every file
-        system of the machine, those of all slots included: slots without a limit have none."""
-        if controller == "memory" and self._version == 1 and "pids" in self._bases:
-            return bool(spec.get("memory_mb"))
-        return controller != "cpu" or bool(spec.get("cpu"))
-
     def prepare(self, slot: int, spec: Mapping[str, Any]) -> list[str]:
         """Set a slot's limits; returns the files through which its init joins."""
         joins: list[str] = []
         for controller, file, value in self._values(spec):
-            if controller not in self._bases or not self._needed(controller, spec):
+            if controller not in self._bases or (controller == "cpu" and not spec.get("cpu")):
                 continue
             group = os.path.join(self._bases[controller], str(slot))
             os.makedirs(group, exist_ok=True)

@@ -177,13 +177,12 @@ async def test_groups_that_take_a_limit_and_keep_none_are_not_counted_on(
     assert groups.missing == missing
 
 
-async def test_a_command_that_stops_its_keeper_still_ends_in_time(server: Server, sandbox: Sandbox) -> None:
-    call = asyncio.create_task(sandbox.exec("pkill -STOP slot-keeper; sleep 60", timeout_s=0.5))
+async def test_a_command_that_stops_its_keeper_is_ended_with_it(server: Server, sandbox: Sandbox) -> None:
+    call = asyncio.create_task(sandbox.exec("pkill -STOP slot-keeper; sleep 60"))
     async with server.lease() as other:
         assert (await other.exec("echo fine")).output == "fine\n"
     result = await call
-    assert (result.exit_code, result.timed_out) == (124, True)
-    assert (await sandbox.exec("pgrep sleep; echo usable", timeout_s=1)).exit_code in (0, 124)
+    assert (result.exit_code, result.timed_out) == (137, False)
     assert (await sandbox.exec("pgrep sleep; echo usable", timeout_s=60)).output == "usable\n"
 
 
