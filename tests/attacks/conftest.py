@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from support.slot_server import NOBODY, Server, server_at_level
 
-LEVELS = (
+LEVELS: list[Any] = (
     [
-        ("namespaces-root", None),
-        ("namespaces-rootless", NOBODY),
-        ("namespaces-nouser", None),
-        ("landlock", None),
-        ("landlock", NOBODY),
+        pytest.param(("namespaces-root", None), id="namespaces-root"),
+        pytest.param(("namespaces-rootless", NOBODY), id="namespaces-rootless"),
+        pytest.param(("namespaces-nouser", None), id="namespaces-nouser"),
+        pytest.param(("landlock", None), id="landlock"),
+        pytest.param(("landlock", NOBODY), id="landlock-ordinary", marks=pytest.mark.ci),
     ]
     if os.geteuid() == 0
-    else [("namespaces-rootless", None), ("landlock", None)]
+    else [
+        pytest.param(("namespaces-rootless", None), id="namespaces-rootless"),
+        pytest.param(("landlock", None), id="landlock"),
+    ]
 )
 
 
-def name(level: tuple[str, int | None]) -> str:
-    return f"{level[0]}{'-ordinary' if level == ('landlock', NOBODY) else ''}"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS, ids=name)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS)
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     async with server_at_level(*request.param) as running:
         yield running

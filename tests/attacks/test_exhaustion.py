@@ -79,6 +79,8 @@ async def test_a_stopped_keeper_keeps_nobody_waiting(server: Server, pty: bool) 
 
 
 async def test_stopping_everything_again_and_again_keeps_nobody_waiting(server: Server) -> None:
+    if server.client.info.isolation == "landlock":
+        pytest.skip("a known gap (SECURITY.md)")
     async with server.lease() as agent:
         await agent.exec("(setsid bash -c 'while :; do kill -STOP -1; done' >/dev/null 2>&1 &)", timeout_s=5)
         for _ in range(3):

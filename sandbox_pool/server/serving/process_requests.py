@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from ..faults import SlotError, TimedOut
 from ..slots.channel import Message
-from ..slots.exec_messages import exit_code, run_message, surroundings
-from ..slots.instance import Instance
+from ..slots.exec_messages import KEEPER_GRACE_S, exit_code, run_message, surroundings
+from ..slots.instance import READY_TIMEOUT_S, Instance
 from ..slots.jobs import Job
 from ..slots.slots import Slot
 from .peer import Reply, Request
@@ -25,7 +25,9 @@ async def _spawn(_slot: Slot, instance: Instance, request: Request, body: bytes)
     fields, raw = run_message(body, surroundings(header), None)
     job = instance.spawn(terminal)
     job.run(fields, raw)
-    pid = await job.started
+    # A command that stops whatever it can may do so to a shell before its exec, and the keeper waits for that.
+    with job.dropped_after(READY_TIMEOUT_S):
+        pid = await job.started
     name = f"p{next(_numbers)}"
     instance.processes[name] = job
     return {"process": name, "pid": pid}, b""
@@ -103,7 +105,8 @@ async def _kill(_slot: Slot, instance: Instance, request: Request, _body: bytes)
     """The process with everything it started; answered when nothing of it is left."""
     job = _find(instance, request)
     job.kill()
-    await asyncio.shield(job.exit)
+    with job.dropped_after(KEEPER_GRACE_S):
+        await asyncio.shield(job.exit)
     return {"code": _status(job)}, b""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import itertools
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..faults import SlotError, file_error
@@ -179,6 +180,15 @@ class Job:
         """The same, whatever it is doing."""
         if not self.instance.lost:
             self.instance.control.send("drop", [("id", self.id)])
+
+    @contextlib.contextmanager
+    def dropped_after(self, seconds: float) -> Iterator[None]:
+        """The same, when what is in the block takes longer."""
+        late = self._loop.call_later(seconds, self.drop)
+        try:
+            yield
+        finally:
+            late.cancel()
 
     async def log(self, offset: int, limit: int | None) -> Message:
         """Part of a background process's rolling log."""

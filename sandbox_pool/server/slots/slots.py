@@ -112,7 +112,7 @@ async def prove_shell(instance: Instance) -> str | None:
         job, _ = instance.start({"max_chars": 1000}, PROOF, b"")
         message = await asyncio.wait_for(asyncio.shield(job.exit), PROOF_TIMEOUT_S)
     except (TimedOut, SlotError) as error:
-        return f"a command in the slot failed: {error or 'no answer'}"
+        return f"a command in the slot failed: {str(error) or 'no answer'}"
     if message.number("status") != 0 or not message.raw.startswith(b"42\nName:\n"):
         text = message.raw[: message.number("out_head")].decode("utf-8", "replace").strip()
         return f"a command in the slot failed: {text[-200:] or 'without a word'}"
@@ -525,7 +525,7 @@ class Slots:
         try:
             slot.instance = await self._build(slot, spec, ())
         except (TimedOut, BuildError, SlotError, OSError) as error:
-            slot.unproven = f"slot {slot.index} was not proven empty: {error or type(error).__name__}"
+            slot.unproven = f"slot {slot.index} was not proven empty: {str(error) or type(error).__name__}"
             slot.state = "quarantined" if slot.state == "free" else slot.state
             return
         finally:
