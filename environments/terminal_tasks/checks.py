@@ -263,16 +263,20 @@ class TarHolds:
 
 def _unzipped(data: bytes) -> bytes:
     """A little data may unpack to very much, and takes its time on the way."""
+    with gzip.GzipFile(fileobj=io.BytesIO(_within_limit(data))) as unpacked:
+        return _within_limit(unpacked.read(MAX_ARCHIVE_BYTES + 1))
+
+
+def _within_limit(data: bytes) -> bytes:
     if len(data) > MAX_ARCHIVE_BYTES:
         raise OSError("larger than anything that a task packs")
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
-        return unpacked.read(MAX_ARCHIVE_BYTES)
+    return data
 
 
 def _members(data: bytes) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     left = MAX_ARCHIVE_BYTES
-    with tarfile.open(fileobj=io.BytesIO(data[:MAX_ARCHIVE_BYTES]), mode="r:") as archive:
+    with tarfile.open(fileobj=io.BytesIO(_within_limit(data)), mode="r:") as archive:
         for member in archive:
             stream = archive.extractfile(member) if member.isfile() else None
             if stream is not None:
