@@ -224,8 +224,8 @@ ROWS = {
     f"process terminal_tasks {FAST} --openai.options.polcy good": "unknown key 'polcy'; did you mean 'policy'?",
     f"process terminal_tasks {FAST} --openai.options.seed many": "openai.options.seed is a number, not 'many'",
     f"process terminal_tasks {FAST} --openai.server_type auto --openai.base_url http://127.0.0.1:9": "no model server",
-    f"process terminal_tasks {FAST} --openai.server_type openai --openai.base_url http://x --openai.api_key_env NOT_SET": (
-        "NOT_SET, which is not"
+    f"process terminal_tasks {FAST} --openai.server_type openai --openai.base_url http://x --openai.api_key_env NO": (
+        "NO, which is not"
     ),
     f"process learn/smollm2 {FAST} --openai.options.wights Q8_0": "did you mean 'weights'?",
     # Where to write
