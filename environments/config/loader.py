@@ -260,12 +260,31 @@ def _validate(model: type[Model], data: dict[str, Any], file: YamlFile, flags: l
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        details = _as_written(error.errors(include_url=False), data)
     if as_text := [flag for flag in flags if _wants_text(flag, details)]:
         # `--model 123` for a text field: YAML saw a number, the field wants what was typed.
         apply_flags(data, [Flag(flag.path, flag.text, flag.text, flag.name) for flag in as_text])
         return _validate(model, data, file, [flag for flag in flags if flag not in as_text])
     raise ConfigError(_sentence(details, file, flags))
+
+
+def _as_written(details: list[ErrorDetails], data: Any) -> list[ErrorDetails]:
+    """Errors at the keys of the data. Where one of several types may stand, pydantic names the type as well, and says
+    what is wrong with each: what is said of a whole section goes when something in it is named."""
+    for detail in details:
+        place, path = data, []
+        for part in detail["loc"]:
+            if not _holds(place, part) and detail["type"] != "missing":
+                continue
+            path.append(part)
+            place = place[part] if _holds(place, part) else None
+        detail["loc"] = tuple(path)
+    named = [detail["loc"] for detail in details]
+    return [d for d in details if not any(len(o) > len(d["loc"]) and _starts_with(o, d["loc"]) for o in named)]
+
+
+def _holds(place: Any, part: str | int) -> bool:
+    return part in place if isinstance(place, Mapping) else isinstance(place, list) and part in range(len(place))
 
 
 def _wants_text(flag: Flag, details: list[ErrorDetails]) -> bool:

@@ -224,9 +224,11 @@ ROWS = {
     f"process terminal_tasks {FAST} --openai.options.polcy good": "unknown key 'polcy'; did you mean 'policy'?",
     f"process terminal_tasks {FAST} --openai.options.seed many": "openai.options.seed is a number, not 'many'",
     f"process terminal_tasks {FAST} --openai.server_type auto --openai.base_url http://127.0.0.1:9": "no model server",
-    f"process terminal_tasks {FAST} --openai.server_type openai --openai.base_url http://x --openai.api_key_env NO": (
-        "NO, which is not"
+    f"process terminal_tasks {FAST} --openai.server_type openai --openai.base_url http://x --openai.api_key_env XY": (
+        "XY, which is not"
     ),
+    "process terminal_tasks --openai.timeout_s abc": "flag --openai.timeout_s: openai.timeout_s: input",
+    "process terminal_tasks --openai.server_type openai --openai.api_key_env NO": "base_url is missing",
     f"process learn/smollm2 {FAST} --openai.options.wights Q8_0": "did you mean 'weights'?",
     # Where to write
     "process terminal_tasks --out afile": "cannot write afile: File exists",
