@@ -326,7 +326,8 @@ static bool shell_is_ordinary(void) {
     CPU_ZERO(&ours);
     for (int i = 0; i < RLIM_NLIMITS; i++) {
         struct rlimit one, other;
-        if (prlimit(job.shell, (enum __rlimit_resource)i, NULL, &one) || getrlimit((enum __rlimit_resource)i, &other)) return false;
+        if (i == MARKED_LIMIT) continue; /* ours, and no command can change it */
+        if (prlimit(job.shell, i, NULL, &one) || getrlimit(i, &other)) return false;
         if (one.rlim_cur != other.rlim_cur || one.rlim_max != other.rlim_max) return false;
     }
     return getpriority(PRIO_PROCESS, (id_t)job.shell) == getpriority(PRIO_PROCESS, 0) &&

@@ -135,6 +135,7 @@ DUMP = """
 #include <linux/filter.h>
 #include <stdarg.h>
 #include <unistd.h>
+struct slot_config slot;
 long show_filter(long number, ...) {
     va_list rest;
     va_start(rest, number);
