@@ -17,7 +17,7 @@ LEVELS: list[Any] = (
         pytest.param(("namespaces-rootless", NOBODY), id="namespaces-rootless"),
         pytest.param(("namespaces-nouser", None), id="namespaces-nouser"),
         pytest.param(("landlock", None), id="landlock"),
-        pytest.param(("landlock", NOBODY), id="landlock-ordinary", marks=pytest.mark.ci),
+        pytest.param(("landlock", NOBODY), id="landlock-ordinary", marks=pytest.mark.slow),
     ]
     if os.geteuid() == 0
     else [
