@@ -63,7 +63,11 @@ def _copy_readable(source: str, target: str, left: int) -> int:
     """Copy what strangers may read, up to `left` bytes; returns how many are left."""
     for directory, names, files in os.walk(source):
         inside = os.path.normpath(os.path.join(target, os.path.relpath(directory, source)))
-        info = os.stat(directory)
+        try:
+            info = os.stat(directory)
+        except OSError:  # it went away
+            names.clear()
+            continue
         if not info.st_mode & stat.S_IROTH or not info.st_mode & stat.S_IXOTH:
             names.clear()
             continue
