@@ -34,6 +34,8 @@ MOST_STARTING, START_S = 64, 0.25
 """So many shells are started at the same time, for commands that found none; and how long each of them counts."""
 CROWDED_RESTS_AFTER_S = 1.0
 """How long a shell waits where more of them do than the server wants."""
+MOST_DYING = 64
+"""At the same time. Thousands given back at once die one after another, and each has KILL_TIMEOUT_S of its own."""
 MOST_REBUILDING = 4
 """At the same time: when many slots are given back at once, resets come first, and a lease builds what it waits for."""
 ANSWER_TURNS = 4
@@ -135,6 +137,7 @@ class Builder:
         """Hides the host's private files where slots could read them."""
         self.keep_out: list[str] = [place.scratch, place.layers]
         """What no spec may mount into a slot."""
+        self._dying = asyncio.Semaphore(MOST_DYING)
 
     async def build(self, index: int, spec: Mapping[str, Any], layers: Sequence[str]) -> Instance:
         """A new instance that proved to be empty."""
@@ -253,6 +256,10 @@ class Builder:
 
     async def destroy(self, instance: Instance, index: int) -> list[str]:
         """Kill an instance with all it holds; returns what could not be proven gone."""
+        async with self._dying:
+            return await self._destroy(instance, index)
+
+    async def _destroy(self, instance: Instance, index: int) -> list[str]:
         problems: list[str] = []
         if not self.level.namespaces and not instance.lost:
             instance.give_up_jobs("the slot was given back")  # before they end: their callers get no exit code
