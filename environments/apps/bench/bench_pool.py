@@ -65,7 +65,7 @@ class BenchPlan:
     """Wall time of each throughput sample; sandbox and control alternate."""
     throughput_turns: int = 2
     transfer_mb: int = 100
-    rest_s: float = 16.0
+    rest_s: float = 20.0
     """How long slots are left alone before they count as idle: their shells rest after 10 to 15 s."""
 
 

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--transfer-mb", type=at_least(1), default=100, help="size of the transferred file (default 100)"
     )
     bench.add_argument(
-        "--rest-s", type=at_least(0, float), default=16.0, help="seconds before a slot left alone counts as idle"
+        "--rest-s", type=at_least(0, float), default=20.0, help="seconds before a slot left alone counts as idle"
     )
     gc.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of these providers")
     gc.add_argument("--rebuild", action="store_true", help="set a damaged journal aside and begin a new one first")
