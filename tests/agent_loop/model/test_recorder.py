@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,16 +13,42 @@ from agent_loop.local_models.standin import chatml_tokenizer
 from agent_loop.local_models.standin.chatml import chatml_template
 from agent_loop.local_models.standin.policies import call
 from agent_loop.model.backends.backend import Generation
-from agent_loop.model.contract import ModelUnavailable, Sampling
+from agent_loop.model.contract import ModelUnavailable, Sampling, WeightsSpan
 from agent_loop.model.recorder import Recorder
 from agent_loop.model.tokens.probe import probe_template
 from agent_loop.model.tokens.template import TemplateRefused
-from tool_parsers import get_parser
+from tool_parsers import Tools, get_parser
 
 TEMPLATE = probe_template(chatml_tokenizer())
 START, END = 1, 2
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "t", "description": "d", "parameters": {"type": "object"}}}]
+
+
+class WholeGlue:
+    """A template whose glue depends on all that came before, and what it was asked to write."""
+
+    def __init__(self) -> None:
+        self.traits = replace(TEMPLATE.traits, glue="whole")
+        self.asked: list[tuple[list[Any], list[Any], list[Any], int | None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(TEMPLATE, name)
+
+    def glue_ids(self, history, pending, tools, last_id) -> list[int]:
+        self.asked.append((list(history), list(pending), list(tools), last_id))
+        return TEMPLATE.glue_ids(history, pending, tools, last_id)
+
+
+class Spoken:
+    """A parser that is told how a turn begins and with which tools."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any, Any]] = []
+
+    def parse(self, text: str, tools: Any = "none", start: Any = "none") -> Any:
+        self.told.append((text, tools, start))
+        return get_parser("hermes").parse(text, tools=tools, start=start)
 
 
 class Scripted:
@@ -30,15 +59,19 @@ class Scripted:
         self.end = list(end)
         self.prompts: list[list[int]] = []
         self.stop_ids: list[int] = []
+        self.samplings: list[Sampling] = []
 
     async def generate(self, prompt_ids, sampling, *, stop_ids=()) -> Generation:
         self.prompts.append(list(prompt_ids))
+        self.samplings.append(sampling)
         self.stop_ids = list(stop_ids)
         text = self.texts.pop(0)
         if text is None:
             raise ModelUnavailable("down")
         ids = TEMPLATE.encode(text) + self.end
-        return Generation(ids, [-0.5] * len(ids), "stop" if self.end else "length", "step-3")
+        spans = (WeightsSpan("step-3", 0, 1), WeightsSpan("step-4", 1, len(ids)))
+        reason = "stop" if self.end else "length"
+        return Generation(ids, [-0.5] * len(ids), reason, "step-3", spans, [0.25] * len(ids))
 
     async def close(self) -> None:
         pass
@@ -124,7 +157,7 @@ async def test_a_turn_cut_short_gets_its_end_from_the_glue_and_it_is_not_trained
     backend = Scripted("half a sen", "done", end=())
     conversation = recorder(backend).open(HELLO, TOOLS)
     turn = await conversation.sample(Sampling())
-    assert turn.finish_reason == "length"
+    assert (turn.finish_reason, turn.raw_text) == ("length", "half a sen")
     conversation.append([{"role": "user", "content": "go on"}])
     await conversation.sample(Sampling())
     (segment,) = conversation.segments()
@@ -191,10 +224,107 @@ async def test_the_state_has_the_shape_of_a_managed_server():
     assert node["metadata"] == {"finish_reason": "stop"}
 
 
-async def test_the_weights_that_sampled_a_turn_are_stored():
+async def test_all_that_is_known_of_a_call_is_stored(monkeypatch):
+    times = iter([100.0, 102.5])
+    monkeypatch.setattr("agent_loop.model.recorder.time.monotonic", lambda: next(times, 0.0))
+    conversation = recorder(Scripted("one")).open(HELLO, [])
+    await conversation.sample(Sampling(temperature=0.7))
+    (called,) = conversation.sampled_calls()
+    tokens = len(called.sampled_ids)
+    assert (called.weights_version, called.finish_reason, called.duration_s) == ("step-3", "stop", 2.5)
+    assert called.weights_spans == [WeightsSpan("step-3", 0, 1), WeightsSpan("step-4", 1, tokens)]
+    assert (called.entropies, called.logprobs) == ([0.25] * tokens, [-0.5] * tokens)
+    assert called.temperature == 0.7
+
+
+async def test_the_temperature_that_the_server_was_sent_is_stored():
+    backend = Scripted("one")
+    conversation = recorder(backend).open(HELLO, [])
+    hot = Sampling(temperature=1.0, extra_body={"temperature": 2.0})
+    await conversation.sample(hot)
+    assert math.isclose(conversation.sampled_calls()[0].temperature or 0, 2.0)
+    assert backend.samplings == [hot]
+
+
+async def test_a_tape_is_told_only_what_a_request_adds_to_the_last(monkeypatch):
+    told = []
+
+    async def exchange(after, ids, sampling, ask):
+        told.append((after, list(ids), sampling))
+        return await ask()
+
+    monkeypatch.setattr("agent_loop.model.recorder.generated", exchange)
+    backend, sampling = Scripted("one", "two"), Sampling(seed=3)
+    conversation = recorder(backend).open(HELLO, [])
+    await conversation.sample(sampling)
+    conversation.append([{"role": "user", "content": "more"}])
+    await conversation.sample(sampling)
+    before = len(backend.prompts[0]) + len(TEMPLATE.encode("one")) + 1
+    assert told == [(0, backend.prompts[0], sampling), (before, backend.prompts[1][before:], sampling)]
+
+
+async def test_the_next_prompt_is_counted_before_it_is_sent():
+    backend = Scripted("one", "two")
+    conversation = recorder(backend).open(HELLO, [])
+    await conversation.sample(Sampling())
+    assert conversation.prompt_tokens() == len(conversation.segments()[0].tokens)
+    conversation.append([{"role": "user", "content": "more"}])
+    counted = conversation.prompt_tokens()
+    await conversation.sample(Sampling())
+    assert counted == len(backend.prompts[1])
+
+
+async def test_the_parser_is_told_the_tools_and_whether_the_turn_begins_in_thought():
+    opened = chatml_template().replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
+    for template, start in ((TEMPLATE, "content"), (probe_template(chatml_tokenizer(), opened), "reasoning")):
+        parser = Spoken()
+        await Recorder(Scripted("one"), template, parser).open(HELLO, TOOLS).sample(Sampling())
+        ((text, tools, begins),) = parser.told
+        assert (text, tools, begins) == ("one", Tools.of(TOOLS), start)
+
+
+async def test_text_behind_a_call_is_content_on_a_line_of_its_own():
+    conversation = recorder(Scripted(f"before{call('t', {})}after")).open(HELLO, TOOLS)
+    turn = await conversation.sample(Sampling())
+    assert turn.content.split("\n") == ["before", "after"]
+
+
+async def test_what_the_ids_stand_for_is_known_without_a_tokenizer():
     conversation = recorder(Scripted("one")).open(HELLO, [])
     await conversation.sample(Sampling())
-    assert conversation.sampled_calls()[0].weights_version == "step-3"
+    (segment,) = conversation.segments()
+    pieces = conversation.pieces()
+    assert set(pieces) == {str(token) for token in segment.tokens}
+    assert pieces[str(END)] == "<|im_end|>"
+
+
+async def test_glue_that_depends_on_everything_gets_the_whole_conversation():
+    template = WholeGlue()
+    called = "<think>\nhm\n</think>\n\nLet me see.\n" + call("t", {"a": 1}) + call("u", {})
+    backend = Scripted(called, call("t", {}), "well", "done")
+    conversation = Recorder(backend, template, get_parser("hermes")).open(HELLO, TOOLS)
+    first = await conversation.sample(Sampling())
+    unnamed = {"role": "tool", "content": "of what?"}
+    conversation.append([result("out"), result("named", 1) | {"name": "own"}, unnamed])
+    await conversation.sample(Sampling())
+    conversation.append([{"role": "user", "content": "no result"}, {"role": "tool", "content": "late"}])
+    await conversation.sample(Sampling())
+    conversation.append([{"role": "user", "content": "go on"}])
+    await conversation.sample(Sampling())
+
+    def made(number: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    results = [result("out") | {"name": "t"}, result("named", 1) | {"name": "own"}, unnamed]
+    calls = [made("c0", "t", {"a": 1}), made("c1", "own", {}), made("call_2", "tool", {})]
+    told = {"role": "assistant", "content": first.content, "reasoning_content": "hm", "tool_calls": calls}
+    late = [{"role": "user", "content": "no result"}, {"role": "tool", "content": "late"}]
+    answered = {"role": "assistant", "content": "", "tool_calls": [made("call_0", "tool", {})]}
+    assert template.asked == [
+        (HELLO, results, TOOLS, END),
+        ([*HELLO, told, *results], late, TOOLS, END),
+        ([*HELLO, told, *results, answered, *late], [{"role": "user", "content": "go on"}], TOOLS, END),
+    ]
 
 
 async def test_stop_tokens_that_the_caller_named_are_sent():
