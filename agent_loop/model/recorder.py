@@ -68,7 +68,7 @@ class RecordedConversation:
         parser: TurnParser,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
-        write_tools: bool = True,
+        write_tools: bool,
     ) -> None:
         self._backend = backend
         self._template = template

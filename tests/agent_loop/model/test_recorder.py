@@ -166,6 +166,12 @@ async def test_a_turn_cut_short_gets_its_end_from_the_glue_and_it_is_not_trained
     assert segment.masks[end] == -100
 
 
+async def test_a_turn_without_a_token_is_a_turn():
+    conversation = recorder(Scripted("", end=())).open(HELLO, [])
+    turn = await conversation.sample(Sampling())
+    assert (turn.raw_text, turn.sampled_tokens) == ("", 0)
+
+
 async def test_restart_opens_a_segment_and_no_token_is_trained_twice():
     backend = Scripted("one", "two", "three")
     conversation = recorder(backend).open(HELLO, TOOLS)
