@@ -17,7 +17,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .unpack import LINKS_FOLLOWED, LayerRefused
+from .layer_archive import LayerRefused
+from .unpack import LINKS_FOLLOWED
 
 Parts = tuple[bytes, ...]
 

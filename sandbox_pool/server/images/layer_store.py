@@ -27,7 +27,8 @@ from typing import Any
 
 from ..host_files import open_private, remove_tree
 from .joined import UnpackedLayer, has_lone_whiteouts, write_joined
-from .unpack import LayerRefused, Limits, Unpacker, unpack_layer
+from .layer_archive import LayerRefused, Limits
+from .unpack import Unpacker, unpack_layer
 from .user_ids import enter_user_namespace
 
 SPARE = 256 << 20

@@ -11,9 +11,9 @@ from typing import Any, Optional
 
 from ..faults import SlotError
 from ..host_files import NotPrivate
+from ..images.layer_archive import LayerRefused
 from ..images.layer_store import LayerMissing, LayerStore
 from ..images.own_root import OwnImage
-from ..images.unpack import LayerRefused
 from ..images.user_ids import run_module
 from ..isolation.levels import Level
 from ..slots.slots import Slot

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_pool.server.images.layer_archive import LayerRefused, Limits
 from sandbox_pool.server.images.layer_store import LayerMissing, LayerStore, hex_of
-from sandbox_pool.server.images.unpack import LayerRefused, Limits, unpack_layer
+from sandbox_pool.server.images.unpack import unpack_layer
 from sandbox_pool.server.images.user_ids import run_module
 from support.image_layouts import digest, entry, folder, link, pack
 
