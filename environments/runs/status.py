@@ -46,7 +46,7 @@ def sole_writer(rollouts: Path) -> Iterator[None]:
             descriptor = locked(rollouts.with_name(f".{rollouts.name}.lock"))
         except RunInUse:
             raise RunInUse(
-                f"{rollouts} is being written by another serve: give this one an env.data_path_to_save_groups of its own"
+                f"{rollouts} is being written by another serve: give each an env.data_path_to_save_groups of its own"
             ) from None
     try:
         yield

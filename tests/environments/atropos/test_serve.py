@@ -67,7 +67,7 @@ async def test_two_that_serve_into_one_file_are_refused(tmp_path: Path) -> None:
     with sole_writer(stored):
         with sole_writer(stored.with_name("other.jsonl")):
             pass
-        with pytest.raises(RunInUse, match="written by another serve: give this one an env.data_path_to_save_groups"):
+        with pytest.raises(RunInUse, match="is being written by another serve"):
             await env.env_manager()
     assert env.shut == 0
     with sole_writer(stored):

@@ -133,16 +133,16 @@ def test_what_serve_logs_at_each_step_are_its_curves(tmp_path: Path) -> None:
 
 
 async def test_runs_that_share_a_folder_have_files_of_their_own(tmp_path: Path) -> None:
-    for name, step in (("left", 3), ("right", 7), ("rollouts", 9)):
+    for name, number in (("left", 3), ("right", 7), ("rollouts", 9)):
         path = tmp_path / f"{name}.jsonl"
-        add_figures(path, step, {"rollouts/verifier_score": step / 10})
-        async with StatusFile(path, "serve", lambda step=step: {"step": step}):
+        add_figures(path, number, {"rollouts/verifier_score": number / 10})
+        async with StatusFile(path, "serve", lambda number=number: {"step": number}):
             pass
-    for name, step in (("left.jsonl", 3), ("right.jsonl", 7), ("", 9)):
+    for name, number in (("left.jsonl", 3), ("right.jsonl", 7), ("", 9)):
         run = LiveRun(tmp_path / name)
         run.look()
-        assert run.facts()["step of the trainer"] == str(step)
-        assert run.curves() == {"mean score": [(step, step / 10)]}
+        assert run.facts()["step of the trainer"] == str(number)
+        assert run.curves() == {"mean score": [(number, number / 10)]}
 
 
 async def test_nobody_without_the_token_is_answered(tmp_path: Path) -> None:
