@@ -87,8 +87,7 @@ class LiveRun:
         added = self.entries[before:]
         groups = {entry["group"] for entry in added}
         add_advantages([entry for entry in self.entries if entry["group"] in groups], self._baseline)
-        if before:
-            self._arrived.append((time.monotonic(), len(added)))
+        self._arrived.append((time.monotonic(), len(added) if self._arrived else 0))  # what was there has no rate
         while self._arrived and self._arrived[0][0] < time.monotonic() - RATE_WINDOW_S:
             self._arrived.popleft()
         positions = self._metrics_position, self._figures_position
