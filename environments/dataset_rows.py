@@ -6,7 +6,7 @@ import gzip
 import random
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,10 +66,21 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     except ImportError as error:
         raise DatasetUnavailable(f"{path} needs the package pyarrow: pip install 'hermes-rl[parquet]'") from error
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = [_without_nulls(row) for row in parquet.read_table(path).to_pylist()]
     except (ArrowException, OSError) as error:
         raise DatasetUnavailable(f"cannot read {path}: {error}") from error
     return rows
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose columns hold nothing that is null: Arrow gives every object the keys of all objects in its column."""
+    return {name: _pruned(value) for name, value in row.items()}
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _pruned(one) for name, one in value.items() if one is not None}
+    return [_pruned(one) for one in value] if isinstance(value, list) else value
 
 
 def hub_rows(name: str, split: str, config: str | None = None) -> list[dict[str, Any]]:
@@ -79,6 +90,6 @@ def hub_rows(name: str, split: str, config: str | None = None) -> list[dict[str,
     except ImportError as error:
         raise DatasetUnavailable(f"{name} needs the package datasets: pip install datasets") from error
     try:
-        return [dict(row) for row in load_dataset(name, config, split=split)]
+        return [_without_nulls(row) for row in load_dataset(name, config, split=split)]
     except Exception as error:  # whatever it raises for a wrong name, a missing split or no network
         raise DatasetUnavailable(f"cannot load {name!r} (split {split!r}): {error}") from error

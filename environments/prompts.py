@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from agent_loop.local_models.standin.solver import checked_steps
 from environments.base import AgentResult, ToolContext, Verdict
 from environments.dataset_rows import dataset_rows
 from environments.errors import ConfigError, warn_of_slips
@@ -113,6 +114,11 @@ def _rows(config: PromptsConfig) -> list[Row]:
                 raise ConfigError(f"{source}, row {number}: message {place} of {field!r} has no `role` or no `content`")
         if row.get("id") is None:
             row["id"] = f"{Path(source).stem}-{number}"
+        if row.get("solution"):
+            try:
+                checked_steps(row["solution"])
+            except ValueError as error:
+                raise ConfigError(f"{source}, row {number}: `solution`: {error}") from None
         _contents(row.get("files"), row)
         _contents(row.get("check_files"), row)
     name, times = Counter(str(row["id"]) for row in rows).most_common(1)[0]

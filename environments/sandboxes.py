@@ -32,6 +32,9 @@ class Pool(Protocol):
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A slot that starts with the files of a snapshot."""
 
+    async def has_snapshot(self, snapshot: str) -> bool:
+        """Whether a slot can still start from it: snapshots go with the hosts that have them."""
+
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone."""
 

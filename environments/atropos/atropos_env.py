@@ -29,7 +29,7 @@ from environments.atropos.outbox import EncodedGroup, Outbox
 from environments.atropos.serve_loop import Pace, ServeCounts, ServeHooks, ServeLoop, SilenceWatch, batch_problem
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
-from environments.runs.status import StatusFile, add_figures, slot_facts
+from environments.runs.status import StatusFile, add_figures, slot_facts, sole_writer
 from environments.runs.store import write_whole
 from environments.trackers import TrackerName, Trackers, tracked
 
@@ -57,8 +57,8 @@ class MetricsLog:
 
     def __init__(self) -> None:
         self.trackers = Trackers((), "", Path(), {})
-        self.folder: Path | None = None
-        """Where `view --live` and `top` look, when rollouts are stored."""
+        self.rollouts: Path | None = None
+        """Where they are stored, if they are: beside it `view --live` and `top` look."""
         self._run: Any = None
         self._prefix = ""
 
@@ -85,8 +85,8 @@ class MetricsLog:
         log.info("step %d: %s", step, ", ".join(said))
         log.debug("all of step %d: %s", step, metrics)
         self.trackers.log(metrics, step)
-        if self.folder is not None:
-            add_figures(self.folder, step, metrics)
+        if self.rollouts is not None:
+            add_figures(self.rollouts, step, metrics)
         if self._run is not None:
             self._run.log({f"{self._prefix}{key}": value for key, value in metrics.items()}, step=step)
 
@@ -219,8 +219,8 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """Serve: everything between `setup` and `/disconnect-env`. SIGTERM finishes what runs first."""
-        stop = Stop()
-        with stop.on_signals():
+        stop, stored = Stop(), self.config.data_path_to_save_groups
+        with stop.on_signals(), contextlib.nullcontext() if stored is None else sole_writer(Path(stored)):
             try:
                 await self.open_up()
                 await self.setup()
@@ -260,12 +260,12 @@ class AtroposEnv(BaseEnv):  # type: ignore[misc]
             await link.disconnect()
 
     def _status_kept(self) -> AbstractAsyncContextManager[object]:
-        """Tells `view --live` and `top` how it goes, in the folder of the stored rollouts where there is one."""
+        """Tells `view --live` and `top` how it goes, beside the stored rollouts where there are any."""
         stored = self.config.data_path_to_save_groups
         if stored is None:
             return contextlib.nullcontext()
-        self.metrics_log.folder = Path(stored).parent
-        return StatusFile(Path(stored).parent, "serve", self.status_facts)
+        self.metrics_log.rollouts = Path(stored)
+        return StatusFile(Path(stored), "serve", self.status_facts)
 
     def status_facts(self) -> dict[str, Any]:
         """What goes on right now."""

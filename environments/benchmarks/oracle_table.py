@@ -6,8 +6,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agent_loop.records.record import RolloutRecord
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 FULL = 1.0 - 1e-9
 HEAD = (
@@ -31,9 +35,13 @@ class OracleRow:
     free: tuple[str, ...]
     """Items that are solved by doing nothing."""
 
-    def markdown(self, most: int = 12) -> str:
-        """As a line of the table; longer lists of items are counted."""
-        cells = [
+    def markdown(self) -> str:
+        """As a line of the table."""
+        return f"| {' | '.join(self.cells())} |"
+
+    def cells(self, most: int = 12) -> list[str]:
+        """What the columns say; longer lists of items are counted."""
+        return [
             self.name,
             str(self.items),
             f"{self.oracle:.4f}",
@@ -42,7 +50,6 @@ class OracleRow:
             _named(self.failed, most),
             _named(self.free, most),
         ]
-        return f"| {' | '.join(cells)} |"
 
 
 def oracle_row(name: str, oracle: Iterable[RolloutRecord], no_op: Iterable[RolloutRecord]) -> OracleRow:
@@ -68,6 +75,22 @@ def oracle_row(name: str, oracle: Iterable[RolloutRecord], no_op: Iterable[Rollo
 def table(rows: Sequence[OracleRow]) -> str:
     """All rows in Markdown."""
     return "\n".join([*HEAD, *(row.markdown() for row in rows)])
+
+
+def on_terminal(rows: Sequence[OracleRow]) -> RenderableType:
+    """All rows, as wide as the terminal is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("benchmark", overflow="fold")
+    for name in ("items", "oracle", "no-op", "s/item"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for name in ("fails the oracle", "passes the no-op"):
+        shown.add_column(name, overflow="fold", ratio=1)
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row.cells()))
+    return shown
 
 
 def _by_item(records: Iterable[RolloutRecord]) -> dict[str, RolloutRecord]:

@@ -239,6 +239,10 @@ class TapedPool:
             tape.came(number, "data", body=chunk)
         tape.came(number, "reply")
 
+    async def has_snapshot(self, snapshot: str) -> bool:
+        """As `Pool.has_snapshot`; asked between rollouts."""
+        return await self._real().has_snapshot(snapshot)
+
     def export_snapshot(self, snapshot: str) -> AsyncIterator[bytes]:
         """As `Pool.export_snapshot`; not on the tape, because no rollout reads it."""
         return self._real().export_snapshot(snapshot)

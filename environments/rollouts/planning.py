@@ -18,6 +18,7 @@ import orjson
 from agent_loop.context.result_budget import ResultBudget
 from agent_loop.context.window import ContextPolicy
 from agent_loop.limits import Limits
+from agent_loop.local_models.standin.solver import checked_steps
 from agent_loop.model.backends.backend import GROUP, GROUP_ID, ITEM
 from agent_loop.model.contract import Message, Sampling
 from agent_loop.tools import DISTRIBUTIONS, TOOLSETS, SandboxTools, ToolConfig, draw, resolve
@@ -200,7 +201,10 @@ def plan_group(
 def _told(env: HermesAgentBaseEnv, item: Any, item_id: str, messages: Sequence[Message]) -> dict[str, Any]:
     """Let a stand-in know which item it is about to be asked about, and what solves it."""
     known = env.known_solutions
-    known[item_id] = env.solution(item)
+    try:
+        known[item_id] = checked_steps(env.solution(item))
+    except ValueError as error:
+        raise ConfigError(f"item {item_id}: `solution`: {error}") from None
     while len(known) > KNOWN_SOLUTIONS:
         known.pop(next(iter(known)))
     return {"id": item_id, "said": sum(message.get("role") == "assistant" for message in messages)}

@@ -114,9 +114,30 @@ class Prepared:
     """Hosts asked for while it was made; none when it was made earlier."""
 
 
-def from_prepared(job: RolloutJob, start: Prepared | None) -> RolloutJob:
+@dataclass
+class Start:
+    """What the rollouts of a group start from, and how it is made anew where it went with its host."""
+
+    pool: Pool
+    made: Prepared
+    make: Callable[[], Awaitable[Prepared]]
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def renew(self) -> None:
+        """Prepare again what is no longer there; once, however many rollouts find that out."""
+        async with self._looking:
+            if not await self.pool.has_snapshot(self.made.snapshot):
+                gone, self.made = self.made, await self.make()
+                await drop_if_there(self.pool, gone.snapshot)
+
+    async def drop(self) -> None:
+        """Free it."""
+        await drop_if_there(self.pool, self.made.snapshot)
+
+
+def from_prepared(job: RolloutJob, start: Start | None) -> RolloutJob:
     """The job as one that starts from what was prepared, if something was."""
-    return job if start is None else replace(job, snapshot=start.snapshot, prepared_network=start.network)
+    return job if start is None else replace(job, snapshot=start.made.snapshot, prepared_network=start.made.network)
 
 
 async def prepared_once(
@@ -164,7 +185,7 @@ class _Group:
     members: int = 0
     users: int = 0
     prepared: bool = False
-    start: Prepared | None = None
+    start: Start | None = None
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -260,11 +281,10 @@ class Rollouts:
         """As `member`, with the whole rollout; `model` samples this one instead of what is open."""
         async with self.place(item, group, temperature) as (job, number):
             result = GroupResult(job.group_id, job.item_id, 1)
-            await self._run(result, job, f"train-{group}-{job.item_id}", [number], model=model)
+            start = self._one_by_one[group].start
+            await self._run(result, job, f"train-{group}-{job.item_id}", [number], model=model, start=start)
             await self.env.save(result)
         if not result.complete:
-            if result.lost[-1].outcome == Outcome.SANDBOX_LOST.value:
-                await self._drop(self._one_by_one[group])  # perhaps it went with its host: the next call makes another
             raise RolloutLost(f"a rollout of {result.item_id}", result.lost)
         return result.scored[0]
 
@@ -300,10 +320,12 @@ class Rollouts:
         try:
             job = from_prepared(plan_group(env, item, result.group_id, index, temperature), start)
             job = replace(job, wire=wire)
-            await self._run(result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None)
+            await self._run(
+                result, job, f"{tag or 'train'}-{index}-{result.item_id}", range(wanted), tag is None, start=start
+            )
         finally:
             if start is not None:
-                await drop_if_there(env.opened_pool(), start.snapshot)
+                await start.drop()
         return result
 
     @property
@@ -318,13 +340,14 @@ class Rollouts:
         members: Sequence[int],
         counted: bool = True,
         model: ModelServer | None = None,
+        start: Start | None = None,
     ) -> None:
         runner = self.runner(model)
 
         async def attempt(member: int, attempt_number: int) -> ScoredRollout:
             rollout_id = f"{result.group_id}/{member}" + (f".{attempt_number}" if attempt_number else "")
             sampling = replace(job.sampling, seed=self._seed(seeds, member, attempt_number))
-            told = job.for_rollout(rollout_id, sampling)
+            told = (await self._again(job, start) if attempt_number else job).for_rollout(rollout_id, sampling)
             if self.env.cassettes is None:
                 rollout = await runner.run(told)
             else:
@@ -337,6 +360,15 @@ class Rollouts:
         await run_members(result, attempt, self.env.config.rollout_tries, self.env.config.group_deadline_s, members)
         if failed := [record for record in result.lost if record.outcome == PREPARE_ERROR]:
             self.count_failed(result.item_id, str(failed[0].error))
+
+    async def _again(self, job: RolloutJob, start: Start | None) -> RolloutJob:
+        """The job for a rollout that is tried again."""
+        try:
+            if start is not None:
+                await start.renew()
+        except Exception:  # whatever prepare raises: this try is lost like the one before
+            log.exception("item %s could not be prepared again", job.item_id)
+        return from_prepared(job, start)
 
     def runner(self, model: ModelServer | None = None) -> RolloutRunner:
         """Runs single rollouts, of this model or of the one that is open."""
@@ -370,8 +402,8 @@ class Rollouts:
         known.users += 1
         try:
             async with known.preparing:
-                if not known.prepared:
-                    known.start = await self._prepare_or_lose(item, group_id)
+                if not known.prepared or known.start is not None:
+                    known.start = await self._prepare_or_lose(item, group_id, known.start)
                     known.prepared = True
             index = seed_of(env.config, group)  # draws of tools follow from the name of the group
             job = from_prepared(plan_group(env, item, group_id, index, temperature), known.start)
@@ -380,9 +412,12 @@ class Rollouts:
             known.users -= 1
             await self._drop_idle()
 
-    async def _prepare_or_lose(self, item: Any, group_id: str) -> Prepared | None:
+    async def _prepare_or_lose(self, item: Any, group_id: str, start: Start | None) -> Start | None:
         try:
-            return await self._prepare(item, group_id)
+            if start is None:
+                return await self._prepare(item, group_id)
+            await start.renew()
+            return start
         except Exception as error:
             log.exception("item %s could not be prepared", self.env.item_id(item))
             result = GroupResult(group_id, self.env.item_id(item), 1)
@@ -402,9 +437,9 @@ class Rollouts:
     async def _drop(self, group: _Group) -> None:
         start, group.start, group.prepared = group.start, None, False
         if start is not None:
-            await drop_if_there(self.env.opened_pool(), start.snapshot)
+            await start.drop()
 
-    async def _prepare(self, item: Any, group_id: str) -> Prepared | None:
+    async def _prepare(self, item: Any, group_id: str) -> Start | None:
         """The prepared state that the rollouts of a group start from; None when there is nothing to prepare."""
         from environments.base import HermesAgentBaseEnv
 
@@ -424,11 +459,12 @@ class Rollouts:
             return await prepared(pool, name, spec, prepare, env.config.rollout_tries)
 
         if not env.config.prepare_cache_mb:
-            return await make()
+            return Start(pool, await make(), make)
         from sandbox_pool.pool.kept_snapshots import KeptSnapshots
 
         kept = KeptSnapshots(env.config.pool.resolved_state_dir(), env.config.prepare_cache_mb)
-        return await prepared_once(pool, kept, prepared_key(env, item, spec), spec, make)
+        key = prepared_key(env, item, spec)
+        return Start(pool, await prepared_once(pool, kept, key, spec, make), make)
 
     def _lose_item(self, item: Any, result: GroupResult, why: str) -> None:
         env = self.env

@@ -249,7 +249,7 @@ async def _run(
     mode = env.rollouts.mode
     async with tracked(env.config.trackers, f"{env.name}-{mode}", store.directory, env.public_config()) as trackers:
         with stop.on_signals(), TrackedProgress(progress_for(), trackers) as progress:
-            async with StatusFile(store.directory, mode, facts):
+            async with StatusFile(store.rollouts_path, mode, facts):
                 tally = await run_all(works, total, counted, store, progress, stop, env.config.groups_at_once)
             summary = finish(env, store, tally)
         trackers.log(summary_figures(summary, mode), tally.done + tally.dropped)

@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from environments.atropos.advantages import Baseline
 from environments.errors import UsageError
 from environments.runs.report.html_page import SCRIPTS, build_page, embedded, find_rollouts
 from environments.runs.report.view_model import add_advantages, detail, index_entry
-from environments.runs.status import FIGURES_NAME, LEARN_NAME, NAME
-from environments.runs.summary import summarize, summarize_slice
+from environments.runs.status import FIGURES_NAME, LEARN_NAME, NAME, beside
+from environments.runs.summary import Summary, summarize
 
 LOOK_EVERY_S = 0.5
 STALE_S = 10.0
 """A status older than this belongs to a run that is over, or hangs."""
+WATCHING_SHARE = 0.1
+"""Of one core, at most: the figures of a long run take seconds, and the run goes on beside it."""
 RATE_WINDOW_S = 120.0
 WINDOW = 50
 """Rollouts whose mean is one point of the curve of a run without steps."""
@@ -72,30 +74,47 @@ class LiveRun:
         self._places: list[tuple[int, int]] = []
         self._position = self._metrics_position = self._figures_position = 0
         self._arrived: deque[tuple[float, int]] = deque()
+        self._summary: Summary | None = None
+        self._state = _state({})
+        self.unreadable: list[str] = []
 
     def look(self) -> bool:
         """Whether anything is new. Blocking."""
         if self.source.exists() and self.source.stat().st_size < self._position:
             self._start_over()
-        before = len(self.entries)
-        lines, self._position = _new_lines(self.source, self._position)
-        for place, line in lines:
-            self._take(place, line)
+        before, bad_before = len(self.entries), len(self.unreadable)
+        self._position = self._read(self.source, self._position, self._take)
         added = self.entries[before:]
         groups = {entry["group"] for entry in added}
         add_advantages([entry for entry in self.entries if entry["group"] in groups], self._baseline)
-        if before:
-            self._arrived.append((time.monotonic(), len(added)))
+        self._arrived.append((time.monotonic(), len(added) if self._arrived else 0))  # what was there has no rate
         while self._arrived and self._arrived[0][0] < time.monotonic() - RATE_WINDOW_S:
             self._arrived.popleft()
-        steps, self._metrics_position = _new_lines(self.source.with_name("metrics.jsonl"), self._metrics_position)
-        self._metrics += (orjson.loads(line) for _, line in steps)
-        logged, self._figures_position = _new_lines(self.source.with_name(FIGURES_NAME), self._figures_position)
-        self._figures += (orjson.loads(line) for _, line in logged)
-        told = (_status(self.source.with_name(NAME)), _status(self.source.with_name(LEARN_NAME)))
-        changed = bool(added or steps or logged or told != (self.status, self.learning))
+        positions = self._metrics_position, self._figures_position
+        self._metrics_position = self._read(
+            beside(self.source, "metrics.jsonl"), positions[0], lambda _, line: self._metrics.append(orjson.loads(line))
+        )
+        self._figures_position = self._read(
+            beside(self.source, FIGURES_NAME), positions[1], lambda _, line: self._figures.append(orjson.loads(line))
+        )
+        lines = (self._metrics_position, self._figures_position) != positions or len(self.unreadable) != bad_before
+        told = (_status(beside(self.source, NAME)), _status(beside(self.source, LEARN_NAME)))
+        changed = bool(added) or lines or told != (self.status, self.learning)
         self.status, self.learning = told
-        return changed
+        state, self._state = self._state, _state(self.learning or self.status)
+        return changed or state != self._state
+
+    def _read(self, path: Path, position: int, take: Callable[[int, bytes], None]) -> int:
+        """Give each whole line after a position to `take`; where they end. One that cannot be read is counted: the run
+        goes on, and so do those who watch."""
+        for place, line in _new_lines(path, position):
+            position = place + len(line)
+            try:
+                if line.strip():
+                    take(place, line)
+            except ValueError as error:
+                self.unreadable.append(f"{path.name}, byte {place}: {error}")
+        return position
 
     def _take(self, place: int, line: bytes) -> None:
         record = RolloutRecord.from_json(line)
@@ -104,6 +123,13 @@ class LiveRun:
         record.messages, record.tools, record.segments, record.sampled_calls = [], [], [], []
         record.pieces, record.end_state = {}, {}
         self.light.append(record)
+
+    @property
+    def summary(self) -> Summary:
+        """Of the rollouts that are there: worked out anew only when there are more."""
+        if self._summary is None or self._summary.overall.rollouts != len(self.light):
+            self._summary = summarize(self.light)
+        return self._summary
 
     def detail(self, number: int) -> dict[str, Any]:
         """One rollout in full, read from the file again. Blocking."""
@@ -116,8 +142,10 @@ class LiveRun:
     def facts(self) -> dict[str, str]:
         """What goes on, for people: name -> value."""
         told, learning = self.status.get("facts", {}), self.learning.get("facts", {})
-        figures = summarize_slice("", self.light)
+        figures = self.summary.overall
         found: dict[str, str] = {"run": _state(self.learning or self.status)}
+        if self.unreadable:
+            found["lines that cannot be read"] = f"{len(self.unreadable)}, the first: {self.unreadable[0]}"
         if "doing" in learning:
             found["now"] = learning["doing"] or "-"
             if learning["evaluated"] is not None:
@@ -190,7 +218,7 @@ class LiveRun:
         return {
             "title": f"{self.source} (live)",
             "baseline": self._baseline,
-            "summary": summarize(self.light).to_dict(),
+            "summary": self.summary.to_dict(),
             "rollouts": self.entries,
             "chunks": [],
             "live": self.live(),
@@ -208,24 +236,23 @@ class LiveRun:
             for number, entry in enumerate(self.entries[:since])
             if entry["group"] in groups and "advantage" in entry
         }
-        summary = summarize(self.light).to_dict()
+        summary = self.summary.to_dict()
         return {"rollouts": new, "advantages": advantages, "summary": summary, "live": self.live()}
 
 
-def _new_lines(path: Path, position: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Whole lines after a position, each with its place, and where they end."""
+def _new_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
+    """Whole lines after a position, each with its place."""
     try:
-        with path.open("rb") as file:
-            file.seek(position)
-            data = file.read()
+        file = path.open("rb")
     except FileNotFoundError:
-        return [], position
-    found = []
-    for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-        if line.strip():
-            found.append((position, line))
-        position += len(line)
-    return found, position
+        return
+    with file:
+        file.seek(position)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield position, line
+            position += len(line)
 
 
 def _status(path: Path) -> dict[str, Any]:
@@ -243,7 +270,9 @@ def _state(status: dict[str, Any]) -> str:
     if status["ended"]:
         return f"{said}: ended"
     late = time.time() - status["at"]
-    return f"{said}: running" if late < STALE_S else f"{said}: no word for {late:.0f} s"
+    if late < STALE_S:
+        return f"{said}: running"
+    return f"{said}: no word for {f'{late:.0f} s' if late < 60 else f'{late / 60:.0f} min'}"
 
 
 def _number(value: float | None) -> str:
@@ -289,12 +318,23 @@ class LiveServer:
         return answer
 
     async def _watch(self) -> None:
+        pause = LOOK_EVERY_S
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            if await asyncio.to_thread(self.run.look):
+            await asyncio.sleep(pause)
+            changed, spent = await asyncio.to_thread(self._look)
+            pause = max(LOOK_EVERY_S, spent / WATCHING_SHARE)
+            if changed:
                 async with self._news:
                     self._version += 1
                     self._news.notify_all()
+
+    def _look(self) -> tuple[bool, float]:
+        """Whether anything is new, once its figures are known; the seconds of CPU that took."""
+        began = time.thread_time()
+        changed = self.run.look()
+        if changed:
+            _ = self.run.summary
+        return changed, time.thread_time() - began
 
     async def _page(self, _request: web.Request) -> web.Response:
         index = await asyncio.to_thread(self.run.index)
@@ -336,8 +376,8 @@ def open_run(followed: LiveRun) -> LiveRun:
         raise UsageError(f"there is no run at {followed.source.parent}")
     try:
         followed.look()
-    except ValueError as error:
-        raise UsageError(f"{followed.source}: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot read {followed.source}: {error.strerror or error}") from error
+    if followed.unreadable:
+        raise UsageError(f"{followed.source.parent}: {followed.unreadable[0]}")
     return followed

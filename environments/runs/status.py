@@ -7,14 +7,15 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
-from environments.errors import UsageError
-from environments.runs.store import append_bytes, write_whole
+from environments.errors import UsageError, writing
+from environments.runs.store import RunInUse, append_bytes, locked, write_whole
 
 if TYPE_CHECKING:
     from sandbox_pool.pool.status import PoolStatus
@@ -27,13 +28,37 @@ LEARN_NAME = "learn_status.json"
 FIGURES_NAME = "figures.jsonl"
 """What `serve` logs at each step of the trainer."""
 EVERY_S = 2.0
+USUAL = "rollouts"
+"""Runs whose rollouts.jsonl has another name may share a folder: their files have that name in front."""
+
+
+def beside(rollouts: Path, name: str) -> Path:
+    """A file of the run that stores these rollouts."""
+    return rollouts.with_name(name if rollouts.stem == USUAL else f"{rollouts.stem}.{name}")
+
+
+@contextmanager
+def sole_writer(rollouts: Path) -> Iterator[None]:
+    """Hold a file of rollouts for this process; RunInUse when another one serves into it."""
+    with writing(rollouts):
+        rollouts.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = locked(rollouts.with_name(f".{rollouts.name}.lock"))
+        except RunInUse:
+            raise RunInUse(
+                f"{rollouts} is being written by another serve: give each an env.data_path_to_save_groups of its own"
+            ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class StatusFile:
     """Writes `facts()` at once, every two seconds while it is entered, and once more at the end."""
 
-    def __init__(self, folder: Path, verb: str, facts: Callable[[], Mapping[str, Any]]) -> None:
-        self._path = folder / (LEARN_NAME if verb == "learn" else NAME)
+    def __init__(self, rollouts: Path, verb: str, facts: Callable[[], Mapping[str, Any]]) -> None:
+        self._path = beside(rollouts, LEARN_NAME if verb == "learn" else NAME)
         self._verb, self._facts = verb, facts
         self._started_at = time.time()
         self._writer: asyncio.Task[None] | None = None
@@ -64,11 +89,11 @@ class StatusFile:
             log.warning("%s", error)
 
 
-def add_figures(folder: Path, step: int, figures: Mapping[str, Any]) -> None:
+def add_figures(rollouts: Path, step: int, figures: Mapping[str, Any]) -> None:
     """Add a line to the figures of a serving environment."""
     line = orjson.dumps({"step": step, "at": time.time(), "figures": dict(figures)}, default=str)
     try:
-        append_bytes(folder / FIGURES_NAME, line + b"\n")
+        append_bytes(beside(rollouts, FIGURES_NAME), line + b"\n")
     except UsageError as error:  # as above
         log.warning("%s", error)
 

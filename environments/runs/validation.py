@@ -23,6 +23,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agent_loop.local_models.standin.solver import checked_steps
 from environments.base import HermesAgentBaseEnv
 from environments.errors import ConfigError, UsageError
 from environments.rollouts.quarantine import quarantine_text
@@ -204,7 +205,7 @@ class Validator:
 
     async def _play(self, trials: Trials, item: Any, start: str, found: Observation) -> None:
         first = found.round == 0
-        steps, programs = trials.env.solution(item), ""
+        steps, programs = checked_steps(trials.env.solution(item)), ""
         if steps:
             async with trials.attempted(item, start, Script(steps, survey=PROGRAMS if first else "")) as attempt:
                 found.solution = await self._score(trials, item, attempt)

@@ -95,6 +95,10 @@ class PoolLender:
         """Name and address of a host that has a snapshot, its id there, and its spec."""
         return self._pool.place_of(self._snapshots.get(name, name))
 
+    async def has_snapshot(self, name: str) -> bool:
+        """As `SlotPool.has_snapshot`."""
+        return await self._pool.has_snapshot(self._snapshots.get(name, name))
+
     async def take_back(self) -> None:
         """Reset every slot, and drop every snapshot, that the other process left."""
         leases, self._leases = self._leases, {}
@@ -179,6 +183,11 @@ class LentPool:
         """As `SlotPool.remember_snapshot`."""
         self._channel.post("remember_snapshot", self._numbers[grant], snapshot)
         return snapshot_name(grant.host, snapshot)
+
+    async def has_snapshot(self, snapshot: str) -> bool:
+        """As `SlotPool.has_snapshot`."""
+        found: bool = await self._channel.call("has_snapshot", snapshot)
+        return found
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """As `SlotPool.download_snapshot`."""

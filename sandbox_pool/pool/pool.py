@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 from sandbox_pool.client.connection import TaskSet
 from sandbox_pool.client.trees import TreeLimits
 from sandbox_pool.config import PoolConfig
-from sandbox_pool.errors import PoolClosed, SandboxLost, StateError
+from sandbox_pool.errors import PoolClosed, SandboxError, SandboxLost, StateError
 from sandbox_pool.journal.gc import claim_running, collect_orphans
 from sandbox_pool.journal.journal import Journal, LeaseLog
 from sandbox_pool.journal.owner import this_process
@@ -271,6 +271,14 @@ class SlotPool:
     def relayed(self) -> Dials | None:
         """The provider, where it opens connections itself: another process of ours reaches hosts through it."""
         return self._provider if isinstance(self._provider, Dials) else None
+
+    async def has_snapshot(self, snapshot: str) -> bool:
+        """Whether a lease can still start from it: it goes with the hosts that have it."""
+        try:
+            self._snapshots.locator(snapshot)
+        except SandboxError:
+            return False
+        return True
 
     async def download_snapshot(self, snapshot: str, local: Path, limits: TreeLimits | None = None) -> None:
         """Copy the working directory out of a snapshot that was taken of it alone; no slot is needed."""

@@ -250,7 +250,7 @@ class Pipeline:
     def workers(self) -> list[int]:
         """Process ids of the workers of `serve`, where the seed has any."""
         with contextlib.suppress(OSError, ValueError):
-            told = json.loads((self.run_disk / "status.json").read_text())["facts"].get("workers", ())
+            told = json.loads((self.run_disk / "chaos.status.json").read_text())["facts"].get("workers", ())
             return [worker["pid"] for worker in told if Path(f"/proc/{worker['pid']}").exists()]
         return []
 

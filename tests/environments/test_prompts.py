@@ -108,6 +108,10 @@ def test_answers_are_compared_as_the_config_says(said: str, wanted: str, how: An
         ([{"prompt": [{"role": "user"}]}], [], "row 1: message 1 of 'prompt' has no `role` or no `content`"),
         ([{"prompt": "x", "files": ["a"]}], [], "`files` is not an object"),
         ([{"prompt": "x", "files": {"a": 3}}], [], "a file is a text or"),
+        ([{"prompt": "x", "solution": "ls"}], [], "row 1: `solution`: it is not a list of steps: 'ls'"),
+        ([{"prompt": "x", "solution": ["ls", 3]}], [], "row 1: `solution`: step 2 is 3, not a shell command, {"),
+        ([{"prompt": "x", "solution": [{"nam": "terminal"}]}], [], "step 1 is {'nam': 'terminal'}, not a shell"),
+        ([{"prompt": "x", "solution": [{"name": "terminal", "arguments": "ls"}]}], [], "step 1 is {"),
         ([{"prompt": "x"}], ["--env.match fuzzy"], "'exact', 'contains' or 'number'"),
     ],
 )
@@ -124,14 +128,19 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq
-rows = [{"prompt": "a", "files": {"x": "1"}, "answer": "b"}, {"prompt": "c", "files": {"y": "2"}, "answer": "d"}]
+rows = [
+    {"prompt": "a", "files": {"x": "1"}, "solution": [{"name": "terminal", "arguments": {"command": "ls"}}]},
+    {"prompt": "c", "files": {"y": "2"}, "solution": [{"content": "d"}]},
+]
 folder = Path(sys.argv[1])
 pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
 from environments.dataset_rows import dataset_rows
 for source in (str(folder / "train.parquet"), str(folder)):
     read = dataset_rows(source, "train")
     assert [row["prompt"] for row in read] == ["a", "c"], read
-    assert [row["files"]["y"] for row in read] == [None, "2"], read
+    assert [row["files"] for row in read] == [{"x": "1"}, {"y": "2"}], read
+    assert read[0]["solution"] == rows[0]["solution"], read
+    assert read[1]["solution"] == rows[1]["solution"], read
 print("read")
 """
 

@@ -176,6 +176,9 @@ class DirectoryPool:
                 await sandbox.stop_processes()
                 shutil.rmtree(root, ignore_errors=True)
 
+    async def has_snapshot(self, snapshot: str) -> bool:
+        return (self.home / snapshot).exists()
+
     async def download_snapshot(self, snapshot: str, local: Path, limits: object = None) -> None:
         shutil.copytree(self.home / snapshot, local, symlinks=True)
 
@@ -193,7 +196,7 @@ class DirectoryPool:
         return name
 
     async def drop_snapshot(self, snapshot: str) -> None:
-        shutil.rmtree(self.home / snapshot)
+        shutil.rmtree(self.home / snapshot, ignore_errors=True)  # as the pool: what is gone is freed
 
     def close(self) -> None:
         shutil.rmtree(self.home, ignore_errors=True)

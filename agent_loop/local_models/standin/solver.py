@@ -23,6 +23,35 @@ Step = str | Mapping[str, Any]
 `{"content"}`, a turn without calls; with a content of None it says what the last command printed."""
 
 
+def checked_steps(steps: Any) -> Sequence[Step]:
+    """The steps of a solution; ValueError that names the first which is none."""
+    if isinstance(steps, str) or not isinstance(steps, Sequence):
+        raise ValueError(f"it is not a list of steps: {steps!r:.60}")
+    for number, step in enumerate(steps, 1):
+        if not _is_step(step):
+            kinds = 'a shell command, {"name", "arguments"}, {"calls": [...]} or {"content"}'
+            raise ValueError(f"step {number} is {step!r:.60}, not {kinds}")
+    return steps
+
+
+def _is_step(step: Any) -> bool:
+    if not isinstance(step, Mapping):
+        return isinstance(step, str)
+    if "content" in step:
+        return step["content"] is None or isinstance(step["content"], str)
+    if "calls" in step:
+        return isinstance(step["calls"], Sequence) and all(map(_is_call, step["calls"]))
+    return _is_call(step)
+
+
+def _is_call(call: Any) -> bool:
+    return (
+        isinstance(call, Mapping)
+        and isinstance(call.get("name"), str)
+        and isinstance(call.get("arguments", {}), Mapping)
+    )
+
+
 def good(command: str, rng: Random) -> str:
     """One clean call."""
     return _terminal(command)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from environments.runs.live import LiveRun, open_run
+    from environments.runs.live import WATCHING_SHARE, LiveRun, open_run
 
     followed = open_run(LiveRun(args.run))
     console = Console()
@@ -46,9 +46,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(render(followed, *console.size), refresh=True)
-            time.sleep(args.every)  # files cannot tell that they grew
+            began = time.thread_time()
             followed.look()
+            live.update(render(followed, *console.size), refresh=True)
+            spent = time.thread_time() - began
+            time.sleep(max(args.every, spent / WATCHING_SHARE))  # files cannot tell that they grew
 
 
 def render(followed: LiveRun, width: int, height: int | None = None) -> RenderableType:

@@ -108,7 +108,7 @@ class LearnRun:
         """The exit code: 0 when all steps are made or the time is up, 130 when interrupted. LearnFailed otherwise."""
         stop = Stop()
         with stop.on_signals(), self._folder, self._display:
-            async with StatusFile(self._folder.path, "learn", self.status_facts):
+            async with StatusFile(self._folder.rollouts, "learn", self.status_facts):
                 return await self._until(stop)
 
     def status_facts(self) -> dict[str, Any]:

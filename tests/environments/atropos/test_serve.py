@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from environments.atropos.atropos_env import AtroposEnvConfig
 from environments.atropos.serve_loop import Pace, ServeHooks, ServeLoop
 from environments.atropos.stops import Stop
 from environments.errors import ConfigError
+from environments.runs.status import sole_writer
+from environments.runs.store import RunInUse
 from support.atropos_api import RunApi, Trainer
 from support.atropos_envs import NumberedEnv, until
 
@@ -56,6 +59,19 @@ async def test_a_slow_environment_beside_a_fast_one_finishes_everything_it_start
     assert set(got.values()) == {1}
     missing = set(slow.finished + fast.finished) - set(got)
     assert len(missing) == trainer.status()["queue_size"] <= 1
+
+
+async def test_two_that_serve_into_one_file_are_refused(tmp_path: Path) -> None:
+    stored = tmp_path / "runs" / "rollouts.jsonl"
+    env = NumberedEnv(data_path_to_save_groups=str(stored), rollout_server_url="http://127.0.0.1:9")
+    with sole_writer(stored):
+        with sole_writer(stored.with_name("other.jsonl")):
+            pass
+        with pytest.raises(RunInUse, match="is being written by another serve"):
+            await env.env_manager()
+    assert env.shut == 0
+    with sole_writer(stored):
+        pass
 
 
 def pull_rest(trainer: Trainer) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agent_loop.records.verify import verify
 from agent_loop.tools.tool import ToolFailure
 from environments.base import AgentResult, SandboxContext, ServerConfig
-from environments.benchmarks.oracle_table import oracle_row, table
+from environments.benchmarks.oracle_table import on_terminal, oracle_row, table
 from environments.benchmarks.packages import folder_of, needed
 from environments.benchmarks.worlds import WorldEnv
 from environments.config.settings import UserConfig
@@ -186,6 +188,17 @@ def test_the_table_names_what_the_oracle_fails_and_what_a_no_op_passes() -> None
         oracle_row("b", [record("a", 1.0)], [record("b", 0.0)])
     with pytest.raises(ValueError, match="no score"):
         oracle_row("b", [record("a", None)], [record("a", 0.0)])
+
+
+def test_the_table_fits_a_terminal() -> None:
+    tasks = [f"banking/user_task_{number}" for number in range(9)]
+    row = oracle_row("agentdojo", [record(task, 1.0, 1.0) for task in tasks], [record(task, 1.0) for task in tasks])
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(on_terminal([row]))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(task in " ".join(lines) for task in tasks)
 
 
 def test_a_package_that_is_missing_is_named_with_what_to_install() -> None:

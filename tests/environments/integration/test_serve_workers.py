@@ -45,7 +45,7 @@ async def registered(api: RunApi) -> Trainer:
 
 
 def status(env: ServedEnv) -> dict[str, Any]:
-    path = env.folder / "status.json"
+    path = env.folder / f"{env.name}.status.json"
     return json.loads(path.read_bytes())["facts"] if path.exists() else {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,35 @@ async def test_what_infrastructure_took_is_an_error_and_never_a_score(pool: Dire
         assert [record.score for record in lost.value.records] == [None]
         assert [sample.reward for sample in await rollouts.member(ITEM, "a")] == [1.0]
         assert isinstance(rollouts.env, Prepared)
-        assert rollouts.env.prepared == 3, "a snapshot that may be lost is made again"
+        assert rollouts.env.prepared == 2, "a snapshot that is still there is not made again"
         pool.refuse = ["b/prepare"]
         with pytest.raises(RolloutLost, match="item x: 1 lost, the last to prepare_error"):
             await rollouts.member(ITEM, "b")
+
+
+async def test_what_was_prepared_and_went_with_its_host_is_prepared_again_once(
+    pool: DirectoryPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TRY_AGAIN_S", 0.0)
+
+    class OnLostHosts(Prepared):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            if self.prepared == 1:
+                shutil.rmtree(pool.home / "snapshot-1", ignore_errors=True)  # the one that all of them start from
+                raise SandboxLost("the host went away")
+            return await super().compute_reward(item, result, ctx)
+
+    env = OnLostHosts(pool, rollout_tries=2)
+    async with standin_model(right) as (env.model, _), Rollouts(env) as rollouts:
+        samples = await rollouts.group(ITEM, 4)
+        assert [sample.reward for sample in samples] == [1.0] * 4
+        assert env.prepared == 2
+        assert pool.snapshots == []
+        assert [sample.reward for sample in await rollouts.member(ITEM, "a")] == [1.0]
+        shutil.rmtree(pool.home / pool.snapshots[0])
+        assert [sample.reward for sample in await rollouts.member(ITEM, "a")] == [1.0]
+        assert env.prepared == 4
+    assert pool.snapshots == []
 
 
 def long_winded(request: PolicyRequest) -> str:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,7 +86,7 @@ async def test_process_tells_what_it_does_and_that_it_ended(tmp_path: Path) -> N
 
 async def test_a_run_tells_that_it_runs_from_its_start_on(tmp_path: Path) -> None:
     run = LiveRun(tmp_path)
-    async with StatusFile(tmp_path, "process", dict):
+    async with StatusFile(tmp_path / "rollouts.jsonl", "process", dict):
         await eventually(run.look)
         assert run.facts()["run"].endswith(": running")
     run.look()
@@ -97,9 +98,9 @@ async def test_facts_of_serve_and_of_learn_are_told(tmp_path: Path) -> None:
     slots = dict.fromkeys(("slots_leased", "slots_free", "slots_resetting", "slots_quarantined"), 1)
     learning = {"doing": "evaluating after step 2", "evaluated": (12, 33), "weights": "2", "sampled_tokens": 4096}
     learning |= dict.fromkeys(slots, 0) | {"tokens_per_s": 94.6, "waiting_for_slots": 1, "slots_leased": 8}
-    async with StatusFile(tmp_path, "serve", lambda: told | slots | {"waiting_for_slots": 7}):
+    async with StatusFile(tmp_path / "rollouts.jsonl", "serve", lambda: told | slots | {"waiting_for_slots": 7}):
         pass
-    async with StatusFile(tmp_path, "learn", lambda: learning):
+    async with StatusFile(tmp_path / "rollouts.jsonl", "learn", lambda: learning):
         pass
     lines = (evaluation(0, 0.1), step(1, loss=0.25), step(2, loss=0.125))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -122,13 +123,26 @@ async def test_facts_of_serve_and_of_learn_are_told(tmp_path: Path) -> None:
 def test_what_serve_logs_at_each_step_are_its_curves(tmp_path: Path) -> None:
     run = LiveRun(tmp_path)
     for number, score in enumerate((0.25, 0.5), 1):
-        add_figures(tmp_path, number, {"rollouts/verifier_score": score, "rollouts/score": None})
+        add_figures(tmp_path / "rollouts.jsonl", number, {"rollouts/verifier_score": score, "rollouts/score": None})
         assert run.look()
-    add_figures(tmp_path, 2, {"eval/mean_score": 0.75})
+    add_figures(tmp_path / "rollouts.jsonl", 2, {"eval/mean_score": 0.75})
     run.look()
     assert run.curves() == {"mean score": [(1, 0.25), (2, 0.5)], "evaluation": [(2, 0.75)]}
     assert run.along == "step"
     assert not run.look()
+
+
+async def test_runs_that_share_a_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    for name, number in (("left", 3), ("right", 7), ("rollouts", 9)):
+        path = tmp_path / f"{name}.jsonl"
+        add_figures(path, number, {"rollouts/verifier_score": number / 10})
+        async with StatusFile(path, "serve", lambda number=number: {"step": number}):
+            pass
+    for name, number in (("left.jsonl", 3), ("right.jsonl", 7), ("", 9)):
+        run = LiveRun(tmp_path / name)
+        run.look()
+        assert run.facts()["step of the trainer"] == str(number)
+        assert run.curves() == {"mean score": [(number, number / 10)]}
 
 
 async def test_nobody_without_the_token_is_answered(tmp_path: Path) -> None:
@@ -171,7 +185,7 @@ async def test_the_page_shows_rollouts_as_they_come(width: int, tmp_path: Path, 
     add(tmp_path, tokenized(make_record(sample=0, verifier_score=0.0)))
     async with served(tmp_path) as address, opened(browser, address, width=width) as tab:
         await tab.until("document.body.dataset.ready && document.querySelector('#live h2').innerText === 'Live'")
-        assert await tab.text("#count") == "1 rollouts"
+        assert await tab.text("#count") == "1 rollout"
         add(tmp_path, tokenized(make_record(sample=1, verifier_score=1.0)))
         metrics = "".join(json.dumps(step(n, loss=1 / n)) + "\n" for n in (1, 2))
         (tmp_path / "metrics.jsonl").write_text(metrics)
@@ -187,6 +201,33 @@ async def test_the_page_shows_rollouts_as_they_come(width: int, tmp_path: Path, 
         assert await tab.js("document.documentElement.scrollWidth") <= width
         assert await faults(tab) == []
         assert all(request.startswith(address) for request in tab.requests)
+
+
+async def test_news_disturb_neither_filters_nor_search_nor_focus(tmp_path: Path, browser: str) -> None:
+    add(tmp_path, tokenized(make_record(sample=0, verifier_score=0.0)))
+    async with served(tmp_path) as address, opened(browser, f"{address}#score=zero&q=agent") as tab:
+        await tab.until("document.getElementById('count').innerText === '1 rollout'")
+        await tab.js("document.querySelector('.row').focus()")
+        add(tmp_path, *(tokenized(make_record(sample=n, verifier_score=float(n > 1))) for n in (1, 2, 3)))
+        await tab.until("document.getElementById('count').innerText === '2 of 4'")
+        assert (await tab.text(".tile")).split("\n")[1] == "0.000"  # of those that the filters leave
+        assert await tab.js("document.activeElement.dataset.id") == "smollm2-135m-0-0"
+
+
+async def test_the_page_of_a_run_that_died_says_so_and_one_of_a_broken_line_goes_on(
+    tmp_path: Path, browser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("environments.runs.live.STALE_S", 1.0)
+    add(tmp_path, make_record(sample=0))
+    told = {"verb": "serve", "pid": 7, "at": time.time(), "ended": False, "facts": {}}
+    (tmp_path / "status.json").write_text(json.dumps(told))
+    async with served(tmp_path) as address, opened(browser, address) as tab:
+        await tab.until("document.querySelector('#live').innerText.includes('no word for')")
+        with (tmp_path / "rollouts.jsonl").open("ab") as file:
+            file.write(b'{"version": 1, "nonsense": 2}\n')
+        await tab.until("document.querySelector('#live').innerText.includes('1, the first: rollouts.jsonl, byte')")
+        add(tmp_path, make_record(sample=1))
+        await tab.until("document.getElementById('count').innerText === '2 rollouts'")
 
 
 def test_view_live_serves_until_it_is_interrupted(tmp_path: Path) -> None:
@@ -240,7 +281,8 @@ async def test_top_fills_a_real_terminal_and_follows_the_run_and_its_size(tmp_pa
     slots = dict.fromkeys(
         ("slots_leased", "slots_free", "slots_resetting", "slots_quarantined", "waiting_for_slots"), 1
     )
-    async with StatusFile(tmp_path, "serve", lambda: told | slots), StatusFile(tmp_path, "learn", lambda: learning):
+    rollouts = tmp_path / "rollouts.jsonl"
+    async with StatusFile(rollouts, "serve", lambda: told | slots), StatusFile(rollouts, "learn", lambda: learning):
         pass
     lines = [evaluation(0, 0.1), *(step(number, loss=0.5 / number) for number in range(1, 9))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

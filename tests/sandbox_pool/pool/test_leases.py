@@ -268,9 +268,11 @@ async def test_a_lost_snapshot_is_an_error_and_not_an_empty_slot(make_pool):
             await pool.lease_from("unknown", "t")
         lease = await pool.acquire("t")
         snapshot = pool.remember_snapshot("snap", lease._grant)
+        assert await pool.has_snapshot(snapshot)
         pool.place.server.crash()
         with pytest.raises(SandboxLost, match="went away"):
             await pool.lease_from(snapshot, "t")
+        assert not await pool.has_snapshot(snapshot)
 
 
 async def test_a_snapshot_is_copied_to_another_host_when_its_own_is_full(make_pool):

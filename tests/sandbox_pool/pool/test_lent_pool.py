@@ -75,9 +75,11 @@ async def test_snapshots_start_leases_are_copied_out_and_dropped(pool, tmp_path)
         async with other.lease_from(snapshot, "second") as box:
             assert await box.read_file("f") == b"kept"
         await other.download_snapshot(snapshot, tmp_path / "out")
+        assert await other.has_snapshot(snapshot)
         assert (tmp_path / "out" / "f").read_text() == "kept"
         data = b"".join([chunk async for chunk in other.export_snapshot(snapshot)])
         await other.drop_snapshot(snapshot)
+        assert not await other.has_snapshot(snapshot)
         with pytest.raises(SandboxError, match="there is no snapshot"):
             async with other.lease_from(snapshot, "third"):
                 pass

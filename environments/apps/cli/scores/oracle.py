@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate each twice, and print the table; exit code 1 when the oracle fails an item."""
-    from environments.benchmarks.oracle_table import oracle_row, table
+    from rich.console import Console
+
+    from environments.benchmarks.oracle_table import on_terminal, oracle_row, table
     from environments.config.yaml_file import find_config
     from environments.launch import configure_logging, load_environment, run_verb
     from environments.runs.comparison import read_run
@@ -33,5 +35,8 @@ def run(args: argparse.Namespace) -> int:
             run_verb(load_environment(name, settings), "evaluate", args.out / f"{stem}-{policy}", args.fresh)
         runs = (read_run(args.out / f"{stem}-{policy}") for policy in ("oracle", "nop"))
         rows.append(oracle_row(stem, *runs))
-    print(table(rows))
+    if (console := Console()).is_terminal:
+        console.print(on_terminal(rows))
+    else:
+        print(table(rows))
     return int(any(row.failed for row in rows))

@@ -16,24 +16,30 @@ function loadDetail(number) {
   return data.live ? askServer(number) : readDetail(number);
 }
 
-let search = 0;
-async function refresh() {
+let search = 0, waiting = null;
+async function refresh(show = draw) {
+  waiting = waiting === draw ? draw : show; // where news come while texts are read, all is drawn after them
   const query = (state.q || "").trim(), own = (search += 1);
   if (query) {
     await index.prepare(() => { if (own === search) byId("count").textContent = "reading " + whole(index.texts.length) + " of " + whole(data.rollouts.length); });
     if (own !== search) return;
   }
-  draw();
+  [show, waiting] = [waiting, null];
+  show();
 }
 
 function draw() {
+  drawFound();
+  drawDetail();
+}
+
+function drawFound() {
   shown = select(data.rollouts, state, index);
   const isAll = shown.length === data.rollouts.length;
-  byId("count").textContent = isAll ? whole(shown.length) + " rollouts" : whole(shown.length) + " of " + whole(data.rollouts.length);
+  byId("count").textContent = isAll ? counted(shown.length, "rollout") : whole(shown.length) + " of " + whole(data.rollouts.length);
   drawTiles(shown, data.summary, isAll);
   drawCharts(shown, data.summary);
   list.show(shown, state.r);
-  drawDetail();
 }
 
 const EMPTY = "Choose a rollout to read it. j and k go to the next and the one before, t shows its tokens, g its group.";
@@ -103,6 +109,9 @@ function go(by) {
 }
 
 function fillSelect(id, options) {
+  const names = Object.keys(options).join("\n");
+  if (byId(id).dataset.names === names && byId(id).value === (state[id] || "")) return; // one may be open
+  byId(id).dataset.names = names;
   replace(byId(id), Object.entries(options).map(([value, name]) => h("option", { value }, name)));
   byId(id).value = state[id] || "";
 }
@@ -130,11 +139,7 @@ function take(news) {
   for (const [number, advantage] of Object.entries(news.advantages)) Object.assign(data.rollouts[number], advantage);
   if (!news.rollouts.length) return;
   fillFilters();
-  shown = select(data.rollouts, state, index);
-  byId("count").textContent = whole(shown.length) + " rollouts";
-  drawTiles(shown, data.summary, true);
-  drawCharts(shown, data.summary);
-  list.show(shown, state.r);
+  refresh(drawFound); // what is read stays as it is
 }
 
 const KEYS = {

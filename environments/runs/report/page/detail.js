@@ -115,6 +115,6 @@ function renderDetail(rollout, data, query) {
     againstNote(data.differences || []),
     timeBar([rollout.time]),
     h("div", { class: "facts" }, pairs("Reward", [...data.components, ...total]), pairs("Rollout", data.facts)),
-    h("details", {}, h("summary", {}, "All " + data.metrics.length + " metrics"), h("div", { class: "facts" }, pairs("", data.metrics))),
+    h("details", {}, h("summary", {}, data.metrics.length === 1 ? "1 metric" : "All " + data.metrics.length + " metrics"), h("div", { class: "facts" }, pairs("", data.metrics))),
     tokens ? renderTokens(rollout, data) : h("div", { class: "talk" }, data.entries.map((entry) => renderEntry(entry, query, rollout, data))));
 }

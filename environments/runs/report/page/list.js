@@ -95,6 +95,7 @@ class VirtualList {
   }
 
   show(rollouts, current) {
+    const focused = this.node.contains(document.activeElement) ? document.activeElement.dataset.id : undefined;
     this.rollouts = rollouts;
     this.current = current;
     this.empty.hidden = rollouts.length > 0;
@@ -102,6 +103,8 @@ class VirtualList {
     for (const row of this.rows.values()) row.remove();
     this.rows.clear();
     this.draw();
+    const place = focused === undefined ? -1 : rollouts.findIndex((r) => r.id === focused);
+    if (place >= 0) this.rowAt(place).firstChild.focus({ preventScroll: true });
   }
 
   draw() {

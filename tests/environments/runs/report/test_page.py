@@ -163,7 +163,7 @@ async def test_everything_can_be_reached_with_the_keyboard(tmp_path: Path, brows
         await tab.press("j")
         await tab.until("new URLSearchParams(location.hash.slice(1)).get('r') === 'smollm2-135m-1-0'")
         await tab.press("t")
-        await tab.until("document.querySelector('.segment .tokens')")
+        await tab.until("document.querySelector('.segment .tokens .chosen')")
         await tab.js("document.querySelector('.segment .tokens').focus()")
         await tab.press("ArrowRight")
         assert (await tab.text(".token-facts")).startswith("id 4 ")  # the one after the first that was sampled
