@@ -119,7 +119,7 @@ OF_PROVIDER: dict[str, dict[str, Target]] = {
     "ssh": {"SSH_KEY": _option("identity_file", _home_path), "SSH_TIMEOUT": _option("connect_timeout_s", float)},
     "nomad": {
         **{f"NOMAD_{suffix}": target for suffix, target in SIZES.items()},
-        "NOMAD_IMAGE": IMAGE,
+        "NOMAD_IMAGE": _option("image"),
         "NOMAD_ADDRESS": _option("address"),
         "NOMAD_AUTOSTART": _option("autostart", _yes),
         "NOMAD_TOKEN": _option("token"),
@@ -180,7 +180,7 @@ NOT_USED = {
     "TERMINAL_MODAL_PROFILES": "name one image in TERMINAL_MODAL_IMAGE, or one per task in its spec",
     "TERMINAL_SUDO": "commands of a slot run as its root",
 }
-NOMAD_SIF = {"TERMINAL_NOMAD_SINGULARITY_IMAGE": IMAGE, "TERMINAL_NOMAD_APPTAINER_IMAGE": IMAGE}
+NOMAD_SIF = {f"TERMINAL_NOMAD_{name}_IMAGE": _option("image", _image) for name in ("SINGULARITY", "APPTAINER")}
 """Instead of TERMINAL_NOMAD_IMAGE where the driver is singularity."""
 KNOWN = (
     OWN_READERS
@@ -255,7 +255,7 @@ def _read(name: str, text: str, convert: Convert) -> Any:
 
 def _placed(item: Taken, provider: str) -> Taken:
     """A SIF file is what hosts run in; as an image of slots it would be a folder."""
-    if item.path == IMAGE[0] and provider in ("nomad", "apptainer") and item.value.startswith("/"):
+    if item.path == IMAGE[0] and provider == "apptainer" and item.value.startswith("/"):
         return replace(item, path=("provider_options", "image"))
     return item
 
@@ -278,8 +278,10 @@ def _completed(variables: Mapping[str, str], provider: str, found: Mapping[Field
         machine = f"ssh://{machine}:{_read('TERMINAL_SSH_PORT', port, int)}" if port else machine
         yield Taken("TERMINAL_SSH_HOST", ("provider_options", "machines"), [machine])
         yield Taken("TERMINAL_SSH_HOST", ("provider_options", "check_host_keys"), "accept-new")
-    if provider == "nomad" and ("spec", "image") in found:
+    if provider == "nomad" and "TERMINAL_NOMAD_IMAGE" in variables and ("provider_options", "driver") not in found:
         yield Taken("TERMINAL_NOMAD_IMAGE", ("provider_options", "driver"), "docker")
+    if provider in ("docker", "podman") and IMAGE[0] in found:  # without it the image would be refused
+        yield Taken("TERMINAL_DOCKER_IMAGE", ("provider_options", "cap_add"), ["SYS_ADMIN"])
     if (lifetime := found.get(("provider_options", "timeout_s"))) is not None:
         yield Taken("TERMINAL_MODAL_MAX_LIFETIME", ("provider_options", "drain_s"), min(1800.0, lifetime / 4))
     least = found.get(("min_hosts",))
