@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,7 @@ def _home_path(text: str) -> Path:
 
 
 def _image(text: str) -> str:
-    """`docker://` is apptainer's word for what a registry's image is called here without one."""
-    return str(_home_path(text)) if text.startswith("~") else text.removeprefix("docker://")
+    return str(_home_path(text)) if text.startswith("~") else text
 
 
 def _driver(text: str) -> str:
@@ -114,7 +113,8 @@ DOCKER: dict[str, Target] = {"DOCKER_IMAGE": IMAGE, "DOCKER_ENV": (("spec", "env
 OF_PROVIDER: dict[str, dict[str, Target]] = {
     "docker": DOCKER,
     "podman": {**DOCKER, "PODMAN_IMAGE": IMAGE},
-    "apptainer": {"SINGULARITY_IMAGE": IMAGE, "APPTAINER_IMAGE": IMAGE},
+    # What hosts run in: an ordinary user cannot have the whole root of one in a slot.
+    "apptainer": {"SINGULARITY_IMAGE": _option("image", _image), "APPTAINER_IMAGE": _option("image", _image)},
     "daytona": {"DAYTONA_IMAGE": IMAGE},
     "ssh": {"SSH_KEY": _option("identity_file", _home_path), "SSH_TIMEOUT": _option("connect_timeout_s", float)},
     "nomad": {
@@ -214,7 +214,7 @@ def terminal_settings(environ: Mapping[str, str], provider: str | None = None) -
     # machine's own services.
     taken += [Taken("TERMINAL_ENV", ("spec", "network"), "host")] if named == used != "local" else []
     taken += [
-        _placed(Taken(name, path, _read(name, variables[name], convert)), used)
+        Taken(name, path, _read(name, variables[name], convert))
         for name, (path, convert) in table.items()
         if name in variables
     ]
@@ -251,13 +251,6 @@ def _read(name: str, text: str, convert: Convert) -> Any:
     except ValueError as error:
         shown = "its value" if convert is _variables else repr(text)
         raise ValueError(f"{name}: {shown} is not {KINDS.get(convert, 'valid')}") from error
-
-
-def _placed(item: Taken, provider: str) -> Taken:
-    """A SIF file is what hosts run in; as an image of slots it would be a folder."""
-    if item.path == IMAGE[0] and provider == "apptainer" and item.value.startswith("/"):
-        return replace(item, path=("provider_options", "image"))
-    return item
 
 
 def _workdir(variables: Mapping[str, str], provider: str) -> Iterator[Taken]:

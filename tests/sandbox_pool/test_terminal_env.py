@@ -103,8 +103,8 @@ BLOCKS = pytest.mark.parametrize(
             TERMINAL_TIMEOUT=60
             """,
             "apptainer",
+            {"image": "docker://python:3.11-slim"},
             {},
-            {"image": "python:3.11-slim"},
             id="singularity",
         ),
         pytest.param(
