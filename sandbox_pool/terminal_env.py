@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,7 @@ def _home_path(text: str) -> Path:
 
 
 def _image(text: str) -> str:
-    """`docker://` is apptainer's word for what a registry's image is called here without one."""
-    return str(_home_path(text)) if text.startswith("~") else text.removeprefix("docker://")
+    return str(_home_path(text)) if text.startswith("~") else text
 
 
 def _driver(text: str) -> str:
@@ -114,12 +113,13 @@ DOCKER: dict[str, Target] = {"DOCKER_IMAGE": IMAGE, "DOCKER_ENV": (("spec", "env
 OF_PROVIDER: dict[str, dict[str, Target]] = {
     "docker": DOCKER,
     "podman": {**DOCKER, "PODMAN_IMAGE": IMAGE},
-    "apptainer": {"SINGULARITY_IMAGE": IMAGE, "APPTAINER_IMAGE": IMAGE},
+    # What hosts run in: an ordinary user cannot have the whole root of one in a slot.
+    "apptainer": {"SINGULARITY_IMAGE": _option("image", _image), "APPTAINER_IMAGE": _option("image", _image)},
     "daytona": {"DAYTONA_IMAGE": IMAGE},
     "ssh": {"SSH_KEY": _option("identity_file", _home_path), "SSH_TIMEOUT": _option("connect_timeout_s", float)},
     "nomad": {
         **{f"NOMAD_{suffix}": target for suffix, target in SIZES.items()},
-        "NOMAD_IMAGE": IMAGE,
+        "NOMAD_IMAGE": _option("image"),
         "NOMAD_ADDRESS": _option("address"),
         "NOMAD_AUTOSTART": _option("autostart", _yes),
         "NOMAD_TOKEN": _option("token"),
@@ -180,7 +180,7 @@ NOT_USED = {
     "TERMINAL_MODAL_PROFILES": "name one image in TERMINAL_MODAL_IMAGE, or one per task in its spec",
     "TERMINAL_SUDO": "commands of a slot run as its root",
 }
-NOMAD_SIF = {"TERMINAL_NOMAD_SINGULARITY_IMAGE": IMAGE, "TERMINAL_NOMAD_APPTAINER_IMAGE": IMAGE}
+NOMAD_SIF = {f"TERMINAL_NOMAD_{name}_IMAGE": _option("image", _image) for name in ("SINGULARITY", "APPTAINER")}
 """Instead of TERMINAL_NOMAD_IMAGE where the driver is singularity."""
 KNOWN = (
     OWN_READERS
@@ -214,7 +214,7 @@ def terminal_settings(environ: Mapping[str, str], provider: str | None = None) -
     # machine's own services.
     taken += [Taken("TERMINAL_ENV", ("spec", "network"), "host")] if named == used != "local" else []
     taken += [
-        _placed(Taken(name, path, _read(name, variables[name], convert)), used)
+        Taken(name, path, _read(name, variables[name], convert))
         for name, (path, convert) in table.items()
         if name in variables
     ]
@@ -253,13 +253,6 @@ def _read(name: str, text: str, convert: Convert) -> Any:
         raise ValueError(f"{name}: {shown} is not {KINDS.get(convert, 'valid')}") from error
 
 
-def _placed(item: Taken, provider: str) -> Taken:
-    """A SIF file is what hosts run in; as an image of slots it would be a folder."""
-    if item.path == IMAGE[0] and provider in ("nomad", "apptainer") and item.value.startswith("/"):
-        return replace(item, path=("provider_options", "image"))
-    return item
-
-
 def _workdir(variables: Mapping[str, str], provider: str) -> Iterator[Taken]:
     cwd = variables.get("TERMINAL_CWD")
     if cwd is None:
@@ -278,8 +271,10 @@ def _completed(variables: Mapping[str, str], provider: str, found: Mapping[Field
         machine = f"ssh://{machine}:{_read('TERMINAL_SSH_PORT', port, int)}" if port else machine
         yield Taken("TERMINAL_SSH_HOST", ("provider_options", "machines"), [machine])
         yield Taken("TERMINAL_SSH_HOST", ("provider_options", "check_host_keys"), "accept-new")
-    if provider == "nomad" and ("spec", "image") in found:
+    if provider == "nomad" and "TERMINAL_NOMAD_IMAGE" in variables and ("provider_options", "driver") not in found:
         yield Taken("TERMINAL_NOMAD_IMAGE", ("provider_options", "driver"), "docker")
+    if provider in ("docker", "podman") and IMAGE[0] in found:  # without it the image would be refused
+        yield Taken("TERMINAL_DOCKER_IMAGE", ("provider_options", "cap_add"), ["SYS_ADMIN"])
     if (lifetime := found.get(("provider_options", "timeout_s"))) is not None:
         yield Taken("TERMINAL_MODAL_MAX_LIFETIME", ("provider_options", "drain_s"), min(1800.0, lifetime / 4))
     least = found.get(("min_hosts",))

@@ -47,8 +47,8 @@ def test_nomad_variables_become_sizes_image_and_provider_options():
         }
     )
     assert (config.provider, config.slots_per_host, config.min_hosts, config.max_hosts) == ("nomad", 10, 1, 5)
-    assert config.spec.image == "tasks:1"
-    assert config.provider_options == {"address": "http://127.0.0.1:4646", "driver": "docker"}
+    assert config.spec.image is None
+    assert config.provider_options == {"address": "http://127.0.0.1:4646", "driver": "docker", "image": "tasks:1"}
 
 
 def test_modal_image_is_used_for_modal_only():
@@ -103,8 +103,8 @@ BLOCKS = pytest.mark.parametrize(
             TERMINAL_TIMEOUT=60
             """,
             "apptainer",
+            {"image": "docker://python:3.11-slim"},
             {},
-            {"image": "python:3.11-slim"},
             id="singularity",
         ),
         pytest.param(
@@ -117,7 +117,7 @@ BLOCKS = pytest.mark.parametrize(
             TERMINAL_TIMEOUT=60
             """,
             "docker",
-            {},
+            {"cap_add": ["SYS_ADMIN"]},
             {"image": "nikolaik/python-nodejs:python3.11-nodejs20", "workdir": "/workspace", "env": {"LANG": "C"}},
             id="docker",
         ),
@@ -185,8 +185,8 @@ BLOCKS = pytest.mark.parametrize(
             TERMINAL_TIMEOUT=60
             """,
             "nomad",
-            {"autostart": True, "driver": "docker"},
-            {"image": "atropos-sandbox:local"},
+            {"autostart": True, "driver": "docker", "image": "atropos-sandbox:local"},
+            {},
             id="nomad",
         ),
         pytest.param(

@@ -41,7 +41,7 @@ int mount(const char *, const char *, const char *, unsigned long, const void *)
 int umount2(const char *, int);
 
 int upper_fd = -1;
-size_t part_entries; /* what mount_parts() had to put into the writable layer */
+size_t part_entries; /* what had to be put into the writable layer to mount on */
 
 /* Where the writable layer is, ended by a slash; empty in a user namespace, which may have no right to what lies above
  * and needs none. gVisor takes absolute names only. */
@@ -239,24 +239,54 @@ static bool is_folder(const char *path) {
     return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* A file of our own in place of one of the image, as engines do it; a link there leads to a place of the image. */
-static const char *show_file(const char *name, const char *text) {
-    char path[64], target[64];
+/* Within the slot's root, where links of the image lead to places of the image. */
+static int open_in(int root, const char *path, uint64_t flags) {
     struct {
         uint64_t flags, mode, resolve;
-    } how = {O_PATH | O_CLOEXEC, 0, 0x10 /* RESOLVE_IN_ROOT */};
+    } how = {flags | O_CLOEXEC, flags & O_CREAT ? 0644 : 0, 0x10 /* RESOLVE_IN_ROOT */};
+    return (int)syscall(437 /* openat2 */, root, path, &how, sizeof how);
+}
+
+/* The folders on the way to where a link of /etc leads, as far as they are not there. */
+static void make_way(int root, const char *link) {
+    char to[4096], path[sizeof to + 8];
+    ssize_t size = readlinkat(root, link, to, sizeof to - 1);
+    if (size <= 0) return;
+    to[size] = '\0';
+    snprintf(path, sizeof path, "%s%s", *to == '/' ? "" : "etc/", to + strspn(to, "/"));
+    int above = open_in(root, ".", O_PATH | O_DIRECTORY);
+    for (char *name = path, *end; above >= 0 && (end = strchr(name, '/')); name = end + 1) {
+        *end = '\0';
+        int folder = open_in(root, path, O_PATH | O_DIRECTORY);
+        if (folder < 0 && mkdirat(above, name, 0755) == 0) folder = open_in(root, path, O_PATH | O_DIRECTORY);
+        *end = '/';
+        close(above);
+        above = folder;
+    }
+    if (above >= 0) close(above);
+}
+
+/* A file of our own in place of one of the image, as engines do it: where a link leads nowhere, as that of systemd's
+ * resolver does, it is made there. */
+static const char *show_file(const char *name, const char *text) {
+    char path[64], target[64];
     snprintf(path, sizeof path, "f-%s", name);
     snprintf(target, sizeof target, "etc/%s", name);
     int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (file < 0 || !write_all(file, text, strlen(text))) return "write a file for /etc";
     close(file);
     int root = open("root", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int fd = (int)syscall(437 /* openat2 */, root, target, &how, sizeof how);
+    int fd = open_in(root, target, O_PATH);
     if (fd < 0 && errno == ENOSYS) fd = openat(root, target, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) {
+        make_way(root, target);
+        fd = open_in(root, target, O_WRONLY | O_CREAT);
+        part_entries = count_entries(upper_fd);
+    }
     close(root);
-    if (fd < 0) return NULL; /* the image has a link there that leads nowhere */
+    if (fd < 0) return "show a file in /etc of the image";
     snprintf(target, sizeof target, "/proc/self/fd/%d", fd);
-    const char *failed = mount(path, target, NULL, MS_BIND, NULL) ? "show a file in /etc" : NULL;
+    const char *failed = mount(path, target, NULL, MS_BIND, NULL) ? "show a file in /etc of the image" : NULL;
     close(fd);
     return failed;
 }

@@ -3,11 +3,14 @@
 #include "slot.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* A number, or -1. */
 static long as_number(const char *text) {
@@ -16,8 +19,19 @@ static long as_number(const char *text) {
     return *text && !*end && value >= 0 && value < 0xFFFFFFFFL ? value : -1;
 }
 
+enum { LARGEST = 4 << 20 };
+
+/* NULL for what is no file of usual size: an image may have a pipe there, or a link to a device that never ends. */
+static FILE *open_users(const char *path) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size <= LARGEST) return fdopen(fd, "r");
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
 static struct passwd *find_passwd(const char *user, long id) {
-    FILE *file = fopen("/etc/passwd", "re");
+    FILE *file = open_users("/etc/passwd");
     struct passwd *entry = NULL;
     while (file && (entry = fgetpwent(file)))
         if (id >= 0 ? (long)entry->pw_uid == id : !strcmp(entry->pw_name, user)) break;
@@ -26,7 +40,7 @@ static struct passwd *find_passwd(const char *user, long id) {
 }
 
 static long find_group(const char *group) {
-    FILE *file = fopen("/etc/group", "re");
+    FILE *file = open_users("/etc/group");
     long id = -1;
     for (struct group *entry; file && id < 0 && (entry = fgetgrent(file));)
         if (!strcmp(entry->gr_name, group)) id = entry->gr_gid;
@@ -41,7 +55,7 @@ static void add_group(gid_t group) {
 }
 
 static void find_groups(const char *user) {
-    FILE *file = fopen("/etc/group", "re");
+    FILE *file = open_users("/etc/group");
     for (struct group *entry; file && (entry = fgetgrent(file));)
         for (char **member = entry->gr_mem; *member; member++)
             if (!strcmp(*member, user)) add_group(entry->gr_gid);

@@ -38,7 +38,8 @@ DROPPED = (
     "TMPDIR", "TZDIR",
 )  # fmt: skip
 """Variables that the C library takes from a shell which others cannot look into (helper/hidden.c), as it does where a
-program has more rights than its user. The shell sets them again, for the programs that it starts."""
+program has more rights than its user. The shell sets them itself, for the programs that it starts; passed to it, they
+would crash the loader of a shell that was brought along, which loses its place when it takes them away."""
 
 
 def shell_fields(environment: Mapping[str, str], boot: str, program: Sequence[str], folder: str) -> bytes:
@@ -52,7 +53,7 @@ def _shell_fields(variables: tuple[tuple[str, str], ...], boot: str, program: tu
     # By its path, so that it need not search itself; the last argument is its $0, which error messages begin with.
     fields: list[tuple[str, Any]] = [("program", program[0])]
     fields += [("arg", word) for word in (*program, "-c", shell.start(folder), "bash")]
-    fields += [("env", f"{name}={value}") for name, value in environment.items()]
+    fields += [("env", f"{name}={value}") for name, value in environment.items() if name not in DROPPED]
     exports = "".join(f"export {name}={shlex.quote(environment[name])};" for name in DROPPED if name in environment)
     fields.append(("env", f"__hermes={exports}{boot}"))
     return encode_fields(fields)

@@ -375,7 +375,7 @@ class Slots:
             await self._abandon(slot)
             if isinstance(error, (BuildError, OSError)):
                 kind = "image" if spec.get("image") else "refused"
-                raise SlotError(kind, f"slot {index} could not be built: {error}") from error
+                raise SlotError(kind, f"slot {index} could not be built: {str(error) or 'no answer'}") from error
             raise
         return slot
 

@@ -25,7 +25,7 @@ def test_variables_set_what_nothing_else_does_and_one_line_says_so(caplog):
     assert (env.pool.provider, env.terminal_timeout) == ("nomad", 45)
     assert env.pool.provider_options["address"] == "http://10.0.0.1:4646"
     assert env.pool_config().spec == env.sandbox
-    assert (env.sandbox.image, env.sandbox.network) == ("tasks:1", "host")
+    assert (env.pool.provider_options["image"], env.sandbox.network) == ("tasks:1", "host")
     (line,) = caplog.messages
     assert "TERMINAL_ENV -> env.pool.provider: nomad; " in line
     assert "TERMINAL_TIMEOUT -> env.terminal_timeout: 45.0" in line

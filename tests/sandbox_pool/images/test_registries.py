@@ -29,7 +29,7 @@ from sandbox_pool.images.image_source import Reference, this_architecture
 from sandbox_pool.images.supply import Images
 from sandbox_pool.server.images.layer_store import LayerStore
 from support.image_layouts import Made, digest, entry, pack
-from support.image_registry import PASSWORD, USER, RunningRegistry, running_registry
+from support.image_registry import BEHIND_PROXY, PASSWORD, USER, RunningRegistry, running_registry
 
 
 def make(content: str, **facts) -> Made:
@@ -176,6 +176,76 @@ async def test_logins_of_docker_are_used(
     assert content(store).startswith("private")
     assert PASSWORD not in caplog.text
     assert encoded not in caplog.text
+
+
+class ConnectProxy:
+    """A proxy that opens tunnels to this machine, whatever name it is asked for, for those who know its password."""
+
+    LOGIN = "walker:pass-of-the-proxy"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self.opens = True
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, *_ = head.split()
+        known = f"Basic {base64.b64encode(self.LOGIN.encode()).decode()}" in head
+        self.asked.append((f"{method} {target}", known))
+        if not known or not self.opens:
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        to, out = await asyncio.open_connection("127.0.0.1", int(target.rpartition(":")[2]))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(self._copy(reader, out), self._copy(to, writer))
+
+    @staticmethod
+    async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+
+async def test_a_registry_behind_a_proxy_with_a_private_ca_and_a_login(
+    trusted: RunningRegistry,
+    images: Callable[..., Images],
+    store: LayerStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(0)
+    host = f"{BEHIND_PROXY}:{trusted.host.rpartition(':')[2]}"
+    shutil.copytree(tmp_path / "certs.d" / trusted.host, tmp_path / "certs.d" / host)
+    encoded = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (tmp_path / "docker/config.json").write_text(json.dumps({"auths": {host: {"auth": encoded}}}))
+    proxy = ConnectProxy()
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.LOGIN}@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    source = images()
+    await source.pull(f"{host}/private:1", store)
+    await source.close()
+    assert content(store).startswith("private")
+    assert set(proxy.asked) == {(f"CONNECT {host}", True)}
+    proxy.opens = False
+    source = images()
+    with pytest.raises(ImageError, match="403") as told:
+        await source.find(f"{host}/private:1")
+    await source.close()
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    seen, source = len(proxy.asked), images()
+    with pytest.raises(ImageError, match="docker login"):
+        await source.find(f"{trusted.host}/private:1")
+    await source.close()
+    server.close()
+    assert len(proxy.asked) == seen
+    for secret in (PASSWORD, encoded, proxy.LOGIN.partition(":")[2]):
+        assert secret not in caplog.text + str(told.value)
 
 
 class Front:

@@ -102,6 +102,59 @@ async def test_where_nothing_can_run_the_lease_fails(pool: SlotPool, base: bytes
         assert (await box.exec("echo $((6*7))")).output == "42\n"
 
 
+@pytest.mark.parametrize(
+    ("entries", "shown"),
+    [
+        ([link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")], "/run/systemd/resolve/stub-resolv.conf"),
+        ([folder("run"), entry("run/own"), link("etc/resolv.conf", "/run/own")], "/run/own"),
+        ([link("etc/resolv.conf", "../../../../../etc/elsewhere")], "/etc/elsewhere"),
+        ([link("etc/hosts", "/made/hosts")], "/made/hosts"),
+    ],
+    ids=["as systemd has it", "to a file", "upwards", "hosts"],
+)
+async def test_where_links_of_etc_lead_our_files_are_shown(
+    pool: SlotPool, base: bytes, tmp_path: Path, entries: list[tuple[tarfile.TarInfo, bytes]], shown: str
+) -> None:
+    """As engines do it, which make the file where it is missing."""
+    spec = SandboxSpec(image=Made([base, pack(entries)]).layout(tmp_path), network="host")
+    before = Path(shown).exists()
+    for _ in range(2):
+        async with pool.lease("t", spec) as box:
+            seen = (await box.exec(f"cat {shown} /etc/resolv.conf; cat /etc/hosts; cat /proc/self/mountinfo")).output
+        assert f" {shown} " in seen
+        assert "127.0.0.1\tlocalhost" in seen
+    assert Path(shown).exists() == before
+    looped = Made([base, pack([link("etc/resolv.conf", "resolv.conf")])]).layout(tmp_path / "loop")
+    with pytest.raises(ImageError, match="file in /etc of the image: Too many levels"):
+        await pool.acquire("t", SandboxSpec(image=looped))
+
+
+@pytest.mark.parametrize(
+    "users",
+    [entry("etc/passwd", tarfile.FIFOTYPE), link("etc/passwd", "/dev/zero"), entry("etc/passwd", data=bytes(8 << 20))],
+    ids=["a pipe", "without end", "too large"],
+)
+async def test_users_that_cannot_be_read_are_an_error_at_once(
+    pool: SlotPool, base: bytes, tmp_path: Path, users: tuple[tarfile.TarInfo, bytes]
+) -> None:
+    name = Made([base, pack([users])], {"User": "app"}).layout(tmp_path)
+    with pytest.raises(ImageError, match="find the user of the image in its /etc/passwd"):
+        await pool.acquire("t", SandboxSpec(image=name), timeout_s=15)
+
+
+async def test_a_shell_that_is_brought_along_takes_what_the_image_says_to_loaders(
+    pool: SlotPool, base: bytes, tmp_path: Path
+) -> None:
+    environment = {"LD_LIBRARY_PATH": "/opt/lib", "LD_PRELOAD": "/opt/lib/none.so", "TMPDIR": "/app"}
+    name = Made([base], {"Env": [f"{key}={value}" for key, value in environment.items()]}).layout(tmp_path)
+    async with pool.lease("t", SandboxSpec(image=name)) as box:
+        seen = (await box.exec("env")).output.splitlines()
+        assert {f"{key}={value}" for key, value in environment.items()} <= {*seen}
+        process = await box.spawn("env")
+        assert await process.wait() == 0
+        assert "LD_LIBRARY_PATH=/opt/lib" in (await process.log()).data
+
+
 async def test_layers_hide_replace_and_merge(pool: SlotPool, base: bytes, tmp_path: Path) -> None:
     lower = pack(
         [
