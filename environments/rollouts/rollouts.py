@@ -14,8 +14,8 @@ import logging
 import time
 import uuid
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -157,15 +157,38 @@ async def prepared(
 
 
 @dataclass
+class Start:
+    """What members of a group start from, once it is prepared."""
+
+    prepared: Prepared | None
+    users: int = 0
+    doubtful: bool = False
+    """A slot was lost, perhaps with its host and this: the next member gets another."""
+
+    @contextmanager
+    def doubted(self) -> Iterator[None]:
+        """It is doubtful after a fault of a slot in this block."""
+        try:
+            yield
+        except SandboxError:
+            self.doubtful = True
+            raise
+
+
+@dataclass
 class _Group:
     """A group whose members are asked for one by one."""
 
     item_id: str
     members: int = 0
     users: int = 0
-    prepared: bool = False
-    start: Prepared | None = None
+    start: Start | None = None
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a snapshot is kept for it."""
+        return self.start is not None and self.start.prepared is not None
 
 
 class Rollouts:
@@ -228,7 +251,9 @@ class Rollouts:
     ) -> None:
         try:
             for group in self._one_by_one.values():
-                await self._drop(group)
+                if group.start is not None:
+                    await self._drop(group.start)
+                    group.start = None
         finally:
             await self.env.shut_down()
 
@@ -239,7 +264,9 @@ class Rollouts:
 
     async def group(self, item: Any, n: int | None = None, *, temperature: float | None = None) -> list[Sample]:
         """`n` rollouts of one item (default env.group_size) with their advantages in the group."""
-        wanted = n or self.env.config.group_size
+        wanted = self.env.config.group_size if n is None else n
+        if wanted < 1:
+            raise ValueError(f"a group has at least one rollout, not {wanted}")
         result = await self.run_group(item, self.next_index(), wanted, temperature)
         await self.env.save(result)
         if not result.complete:
@@ -258,14 +285,13 @@ class Rollouts:
         self, item: Any, group: str, temperature: float | None = None, model: ModelServer | None = None
     ) -> ScoredRollout:
         """As `member`, with the whole rollout; `model` samples this one instead of what is open."""
-        async with self.place(item, group, temperature) as (job, number):
+        async with self.place(item, group, temperature) as (job, number, start):
             result = GroupResult(job.group_id, job.item_id, 1)
             await self._run(result, job, f"train-{group}-{job.item_id}", [number], model=model)
             await self.env.save(result)
-        if not result.complete:
-            if result.lost[-1].outcome == Outcome.SANDBOX_LOST.value:
-                await self._drop(self._one_by_one[group])  # perhaps it went with its host: the next call makes another
-            raise RolloutLost(f"a rollout of {result.item_id}", result.lost)
+            if not result.complete:
+                start.doubtful = start.doubtful or result.lost[-1].outcome == Outcome.SANDBOX_LOST.value
+                raise RolloutLost(f"a rollout of {result.item_id}", result.lost)
         return result.scored[0]
 
     def next_index(self) -> int:
@@ -290,6 +316,7 @@ class Rollouts:
         A `tag` sets the group apart from training: it names its ids, and its rollouts stay out of the step's figures.
         """
         env = self.env
+        env.check_open()
         result = GroupResult(f"{env.name}-{tag or self._series}-{index:06d}", env.item_id(item), wanted)
         try:
             start = await self._prepare(item, result.group_id)
@@ -358,9 +385,10 @@ class Rollouts:
     @asynccontextmanager
     async def place(
         self, item: Any, group: str, temperature: float | None = None
-    ) -> AsyncIterator[tuple[RolloutJob, int]]:
-        """What the next member of a group is told, and its number there; its prepared state stays until the end."""
+    ) -> AsyncIterator[tuple[RolloutJob, int, Start]]:
+        """What the next member of a group is told, its number there, and what it starts from, kept until the end."""
         env = self.env
+        env.check_open()
         group_id = f"{env.name}-{self._series}-{group}"
         known = self._one_by_one.setdefault(group, _Group(env.item_id(item)))
         if known.item_id != env.item_id(item):
@@ -369,16 +397,29 @@ class Rollouts:
         number, known.members = known.members, known.members + 1
         known.users += 1
         try:
-            async with known.preparing:
-                if not known.prepared:
-                    known.start = await self._prepare_or_lose(item, group_id)
-                    known.prepared = True
-            index = seed_of(env.config, group)  # draws of tools follow from the name of the group
-            job = from_prepared(plan_group(env, item, group_id, index, temperature), known.start)
-            yield job, number
+            async with self._start_of(known, item, group_id) as start:
+                index = seed_of(env.config, group)  # draws of tools follow from the name of the group
+                job = from_prepared(plan_group(env, item, group_id, index, temperature), start.prepared)
+                yield job, number, start
         finally:
             known.users -= 1
             await self._drop_idle()
+
+    @asynccontextmanager
+    async def _start_of(self, group: _Group, item: Any, group_id: str) -> AsyncIterator[Start]:
+        """What the group has prepared, or is preparing; dropped when it is doubtful and nobody needs it any more."""
+        async with group.preparing:
+            if group.start is None or group.start.doubtful:
+                group.start = Start(await self._prepare_or_lose(item, group_id))
+            start = group.start
+            start.users += 1
+        try:
+            yield start
+        finally:
+            start.users -= 1
+            if start.doubtful and not start.users:
+                group.start = None if group.start is start else group.start
+                await self._drop(start)
 
     async def _prepare_or_lose(self, item: Any, group_id: str) -> Prepared | None:
         try:
@@ -391,18 +432,18 @@ class Rollouts:
 
     async def _drop_idle(self) -> None:
         """Free prepared states of groups that were not asked for lately, and forget the oldest groups."""
-        kept = [group for group in self._one_by_one.values() if group.start is not None]
+        kept = [group for group in self._one_by_one.values() if group.holds]
         for group in kept[: max(0, len(kept) - KEPT_SNAPSHOTS)]:
-            if not group.users:
-                await self._drop(group)
+            if group.start is not None and not group.users:
+                start, group.start = group.start, None
+                await self._drop(start)
         for name, group in list(self._one_by_one.items())[: max(0, len(self._one_by_one) - KNOWN_GROUPS)]:
-            if not group.users and group.start is None:
+            if not group.users and not group.holds:
                 del self._one_by_one[name]
 
-    async def _drop(self, group: _Group) -> None:
-        start, group.start, group.prepared = group.start, None, False
-        if start is not None:
-            await drop_if_there(self.env.opened_pool(), start.snapshot)
+    async def _drop(self, start: Start) -> None:
+        if start.prepared is not None:
+            await drop_if_there(self.env.opened_pool(), start.prepared.snapshot)
 
     async def _prepare(self, item: Any, group_id: str) -> Prepared | None:
         """The prepared state that the rollouts of a group start from; None when there is nothing to prepare."""
