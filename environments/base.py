@@ -70,6 +70,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+NOT_OPEN = "the environment is not open: use `async with Rollouts(...)`; serve, process and evaluate open it themselves"
+
 
 class HermesAgentBaseEnv(AtroposEnv):
     """An environment of agent tasks."""
@@ -271,7 +273,8 @@ class HermesAgentBaseEnv(AtroposEnv):
     # Opening and closing
 
     async def open_up(self) -> None:
-        """Start the pool and reach the model, unless they were given."""
+        """Start the pool and reach the model, unless they were given. After `shut_down` it can be opened again."""
+        self._stack.callback(self.__dict__.update, model=self.model, pool=self.pool)
         if not isinstance(self.model, ModelServer):  # first: its mistakes are found sooner than slots are started
             self.model = await self._open_model(self.model)
         await self._open_roles()
@@ -464,16 +467,21 @@ class HermesAgentBaseEnv(AtroposEnv):
         """Tokens a sequence may have, by the config, the model and the trainer."""
         return longest_sequence(self.config, self.max_token_len, self.model_context)
 
+    def check_open(self) -> None:
+        """RuntimeError before `open_up` and after `shut_down`."""
+        self.opened_pool()
+        self.opened_model()
+
     def opened_pool(self) -> Pool:
         """Where slots are leased."""
         if self.pool is None:
-            raise RuntimeError("the environment is not open: serve, process and evaluate open it")
+            raise RuntimeError(NOT_OPEN)
         return self.pool
 
     def opened_model(self) -> ModelServer:
         """What samples."""
         if not isinstance(self.model, ModelServer):
-            raise RuntimeError("the environment is not open: serve, process and evaluate open it")
+            raise RuntimeError(NOT_OPEN)
         return self.model
 
     def keep(self, record: RolloutRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,20 +21,23 @@ class BlockingRollouts:
     with BlockingRollouts(Rollouts("terminal_tasks")) as rollouts:
         for item in rollouts.items():
             samples = rollouts.group(item, 8)
+
+    What still runs at the end of the block is cancelled, and so is what Ctrl-C interrupts.
     """
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts = rollouts
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._running: _Running | None = None
 
     @property
     def opened(self) -> bool:
         """Whether it is inside `with`."""
-        return self._thread.is_alive()
+        return self._running is not None
 
     def __enter__(self) -> BlockingRollouts:
-        self._thread.start()
+        if self._running is not None:
+            raise RuntimeError("these rollouts are open already")
+        self._running = _Running()
         try:
             self.wait(self.rollouts.__aenter__())
         except BaseException:
@@ -46,17 +49,29 @@ class BlockingRollouts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.wait(self._end_work())
             self.wait(self.rollouts.__aexit__(kind, error, trace))
         finally:
             self._stop()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine in the thread; anything of `Rollouts` and `ToolSession` must run there."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self._running is None:
+            work.close()
+            raise RuntimeError("these rollouts are not open: use `with BlockingRollouts(...) as rollouts`")
+        return asyncio.run_coroutine_threadsafe(self._running.counted(work), self._running.loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there to its end."""
-        return self.submit(work).result()
+        if self._running is not None and threading.current_thread() is self._running.thread:
+            work.close()
+            raise RuntimeError("this is the thread of the rollouts: await the calls of `Rollouts` here")
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C; nothing is left to cancel of work that failed
+            future.cancel()
+            raise
 
     def items(self) -> Iterator[Any]:
         """The environment's items, as long as there are any."""
@@ -71,14 +86,46 @@ class BlockingRollouts:
         """See `Rollouts.member`."""
         return self.wait(self.rollouts.member(item, group, temperature=temperature))
 
+    async def _end_work(self) -> None:
+        """Cancel what was submitted, before what it uses is closed."""
+        assert self._running is not None
+        await _cancelled(self._running.tasks - {asyncio.current_task()})
+
     def _stop(self) -> None:
         async def cancel_rest() -> None:
-            rest = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
+            await _cancelled(asyncio.all_tasks() - {asyncio.current_task()})
 
+        running = self._running
+        assert running is not None
         self.wait(cancel_rest())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._running = None
+        running.loop.call_soon_threadsafe(running.loop.stop)
+        running.thread.join()
+        running.loop.close()
+
+
+class _Running:
+    """A thread with an event loop, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="rollouts", daemon=True)
+        self.tasks: set[asyncio.Task[Any] | None] = set()
+        self.thread.start()
+
+    async def counted(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work, which is in `tasks` as long as it runs."""
+        task = asyncio.current_task()
+        self.tasks.add(task)
+        try:
+            return await work
+        finally:
+            self.tasks.discard(task)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Returns when they have ended."""
+    found = [task for task in tasks if task is not None]
+    for task in found:
+        task.cancel()
+    await asyncio.gather(*found, return_exceptions=True)

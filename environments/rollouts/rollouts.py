@@ -260,7 +260,9 @@ class Rollouts:
 
     async def group(self, item: Any, n: int | None = None, *, temperature: float | None = None) -> list[Sample]:
         """`n` rollouts of one item (default env.group_size) with their advantages in the group."""
-        wanted = n or self.env.config.group_size
+        wanted = self.env.config.group_size if n is None else n
+        if wanted < 1:
+            raise ValueError(f"a group has at least one rollout, not {wanted}")
         result = await self.run_group(item, self.next_index(), wanted, temperature)
         await self.env.save(result)
         if not result.complete:
@@ -279,9 +281,8 @@ class Rollouts:
         self, item: Any, group: str, temperature: float | None = None, model: ModelServer | None = None
     ) -> ScoredRollout:
         """As `member`, with the whole rollout; `model` samples this one instead of what is open."""
-        async with self.place(item, group, temperature) as (job, number):
+        async with self.place(item, group, temperature) as (job, number, start):
             result = GroupResult(job.group_id, job.item_id, 1)
-            start = self._one_by_one[group].start
             await self._run(result, job, f"train-{group}-{job.item_id}", [number], model=model, start=start)
             await self.env.save(result)
         if not result.complete:
@@ -310,6 +311,7 @@ class Rollouts:
         A `tag` sets the group apart from training: it names its ids, and its rollouts stay out of the step's figures.
         """
         env = self.env
+        env.check_open()
         result = GroupResult(f"{env.name}-{tag or self._series}-{index:06d}", env.item_id(item), wanted)
         try:
             start = await self._prepare(item, result.group_id)
@@ -390,9 +392,10 @@ class Rollouts:
     @asynccontextmanager
     async def place(
         self, item: Any, group: str, temperature: float | None = None
-    ) -> AsyncIterator[tuple[RolloutJob, int]]:
-        """What the next member of a group is told, and its number there; its prepared state stays until the end."""
+    ) -> AsyncIterator[tuple[RolloutJob, int, Start | None]]:
+        """What the next member of a group is told, its number there, and what it starts from, kept until the end."""
         env = self.env
+        env.check_open()
         group_id = f"{env.name}-{self._series}-{group}"
         known = self._one_by_one.setdefault(group, _Group(env.item_id(item)))
         if known.item_id != env.item_id(item):
@@ -407,7 +410,7 @@ class Rollouts:
                     known.prepared = True
             index = seed_of(env.config, group)  # draws of tools follow from the name of the group
             job = from_prepared(plan_group(env, item, group_id, index, temperature), known.start)
-            yield job, number
+            yield job, number, known.start
         finally:
             known.users -= 1
             await self._drop_idle()

@@ -23,7 +23,7 @@ from agent_loop.turn.tool_call import ToolCallRecord
 from environments.errors import RolloutLost
 from environments.rollouts.planning import RolloutJob
 from environments.rollouts.rollout import Left
-from environments.rollouts.rollouts import Rollouts
+from environments.rollouts.rollouts import GroupResult, Rollouts
 from environments.sandboxes import Sandbox
 from sandbox_pool.errors import SandboxLost
 
@@ -59,6 +59,7 @@ class ToolSession:
         self._rollouts = rollouts
         self._runner = rollouts.runner()
         self._place, self._slot, self._tools = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
+        self._opening, self._is_open = asyncio.Lock(), False
 
     async def __aenter__(self) -> ToolSession:
         return self
@@ -70,26 +71,33 @@ class ToolSession:
 
     async def open(self, item: Any) -> list[Message]:
         """Lease a prepared slot; the messages that the conversation starts with."""
-        await self.close()
-        env = self._rollouts.env
+        async with self._opening:
+            await self.close()
+            return await self._open(item)
+
+    async def _open(self, item: Any) -> list[Message]:
+        place = self._rollouts.place(item, self._rollouts.env.item_id(item))
         try:
-            job, number = await self._place.enter_async_context(self._rollouts.place(item, env.item_id(item)))
+            job, number, _ = await self._place.enter_async_context(place)
             self._job: RolloutJob = job.for_rollout(f"{job.group_id}/{number}", job.sampling)
             self.record = self._runner.new_record(self._job)
             self._sandbox: Sandbox | None
             self._sandbox = await self._slot.enter_async_context(self._runner.slot(self._job, self.record))
-            runtime = await self._tools.enter_async_context(self._runner.tools(self._job, self._sandbox, self.record))
+            tools = self._runner.tools(self._job, self._sandbox, self.record)
+            runtime = await self._tools.enter_async_context(tools)
         except BaseException:
             await self.close()
             raise
-        names = [str(tool["function"]["name"]) for tool in self.schemas()]
-        self._calls = ToolTurns(runtime, CallPlanner(self.schemas(), names), job.limits, job.budget)
+        schemas = self.record.tools
+        names = [str(tool["function"]["name"]) for tool in schemas]
+        self._calls = ToolTurns(runtime, CallPlanner(schemas, names), job.limits, job.budget)
         self._ids = CallIds()
         self._turns: list[TurnRecord] = []
         self.ended = None
         allowed = job.limits.rollout_timeout_s
         self._deadline = None if allowed is None else asyncio.get_running_loop().time() + allowed
         self.messages = list(job.messages)
+        self._is_open = True
         return list(job.messages)
 
     def schemas(self) -> list[ToolSchema]:
@@ -100,16 +108,15 @@ class ToolSession:
         """Run one call; what the model is to read, errors included. SandboxLost when the slot went away."""
         self._opened()
         turn = settle(ModelTurn("", (ToolCallRecord(name, arguments),)), self._ids)
-        record = TurnRecord(len(self._turns) + 1, 0.0, tool_calls=1, message=len(self.messages))
+        record = TurnRecord(len(self._turns) + 1, 0.0, tool_calls=1)
         self._turns.append(record)
-        self.messages.append(assistant_message(turn))
         results: list[Message] = []
         started = time.monotonic()
         try:
             self.ended = await self._calls.run(turn, record, self._deadline, results) or self.ended
         finally:
-            record.tools_s = time.monotonic() - started
-            self.messages += results
+            record.tools_s, record.message = time.monotonic() - started, len(self.messages)
+            self.messages += [assistant_message(turn), *results]  # of calls at once each keeps its own result
         if self.ended is Outcome.SANDBOX_LOST:
             raise SandboxLost(self._calls.lost or "the sandbox was lost")
         return str(results[0]["content"])
@@ -120,6 +127,7 @@ class ToolSession:
         `messages` is the whole conversation, for rewards that read it; without it they see the calls alone.
         """
         record = self._opened()
+        self._is_open = False  # what is called from here on would change what is judged
         result = self._result(self.messages if messages is None else list(messages))
 
         async def act() -> tuple[AgentResult, Left]:
@@ -127,21 +135,26 @@ class ToolSession:
             return result, await self._runner.freeze(self._job, result, self._sandbox, record)
 
         try:
-            await self._runner.judge(self._job, record, act, self._slot)
+            rollout = await self._runner.judge(self._job, record, act, self._slot)
         finally:
             await self.close()
-        self._rollouts.env.keep(record)
+        whole = record.trainable and record.score is not None
+        env = self._rollouts.env
+        env.keep(record)
+        await env.save(GroupResult(record.group_id, record.item_id, 1, [rollout] * whole, [record] * (not whole)))
         if not record.trainable or record.score is None:
             raise RolloutLost(f"a rollout of {record.item_id}", [record])
         return record.score
 
     async def close(self) -> None:
         """Give back the slot without judging what is in it."""
-        for part in (self._tools, self._slot, self._place):
-            await part.aclose()
+        self._is_open = False
+        async with AsyncExitStack() as stack:  # each of them, whatever the others raise
+            for part in (self._place, self._slot, self._tools):
+                stack.push_async_callback(part.aclose)
 
     def _opened(self) -> RolloutRecord:
-        if self.record is None:
+        if self.record is None or not self._is_open:
             raise RuntimeError("the session is not open: call open(item) first")
         return self.record
 

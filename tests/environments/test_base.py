@@ -15,6 +15,7 @@ from environments.atropos.groups import check_group
 from environments.base import SandboxContext, Score
 from environments.errors import ConfigError
 from environments.rollouts.rollout import as_score
+from environments.rollouts.tool_session import NoModel
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
@@ -253,7 +254,7 @@ async def test_start_runs_in_each_rollouts_slot_and_files_of_the_item_are_there(
 
 
 async def test_a_workdir_that_is_the_root_is_refused(pool: DirectoryPool) -> None:
-    env = NumberEnv(pool, object(), sandbox={"workdir": "/"})
+    env = NumberEnv(pool, NoModel(), sandbox={"workdir": "/"})
     with pytest.raises(ConfigError, match="name a folder below /"):
         await env.rollouts.run_group({"id": "x", "number": 7}, 0, 1)
 
@@ -289,7 +290,7 @@ async def test_a_slot_that_is_lost_while_preparing_is_tried_again(pool: Director
 
 
 async def test_too_many_items_that_cannot_be_prepared_end_the_run(pool: DirectoryPool) -> None:
-    env = Unprepared(pool, object(), max_failed_items=1)
+    env = Unprepared(pool, NoModel(), max_failed_items=1)
     await env.rollouts.run_group({"id": "x", "number": 1}, 0, 2)
     with pytest.raises(ConfigError, match=r"2 items could not be prepared, more than env.max_failed_items \(1\).*y"):
         await env.rollouts.run_group({"id": "y", "number": 3}, 1, 2)

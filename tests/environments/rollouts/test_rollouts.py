@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,13 @@ from agent_loop.local_models.standin import PolicyRequest, StandIn, chatml_token
 from agent_loop.local_models.standin.policies import call
 from agent_loop.model.backends.vllm import VllmBackend
 from agent_loop.records.record import RolloutRecord
-from environments.base import SandboxContext, Score
+from environments.base import SandboxContext, Score, ServerConfig
 from environments.errors import ConfigError, RolloutLost
 from environments.rollouts import rollouts as module
 from environments.rollouts.blocking import BlockingRollouts
 from environments.rollouts.rollouts import Rollouts
-from environments.rollouts.tool_session import ToolSession
-from sandbox_pool.errors import SandboxLost
+from environments.rollouts.tool_session import NoModel, ToolSession
+from sandbox_pool.errors import AcquireTimeout, SandboxLost
 from support.env_pool import DirectoryPool
 from support.env_tasks import NumberEnv, right, sometimes_right, standin_model
 
@@ -175,6 +177,38 @@ async def test_what_was_prepared_and_went_with_its_host_is_prepared_again_once(
     assert pool.snapshots == []
 
 
+async def test_a_member_that_is_lost_takes_nothing_from_those_that_still_wait(pool: DirectoryPool) -> None:
+    narrow = DirectoryPool(slots=1)
+    async with standin_model(right) as (model, _), Rollouts(Prepared(narrow, model, rollout_tries=1)) as rollouts:
+        narrow.refuse = ["a/2"]
+        made = await asyncio.gather(*(rollouts.member(ITEM, "a") for _ in range(3)), return_exceptions=True)
+        assert [type(one) for one in made] == [list, list, RolloutLost]
+    narrow.close()
+
+
+async def test_what_is_not_open_says_so_and_is_no_loss(pool: DirectoryPool) -> None:
+    env = Prepared(None, NoModel())
+    rollouts = Rollouts(env, pool=pool)
+    env.pool = None
+    for ask in (lambda: rollouts.group(ITEM, 2), lambda: rollouts.member(ITEM, "a")):
+        with pytest.raises(RuntimeError, match=r"not open: use `async with Rollouts"):
+            await ask()
+    env.pool = pool
+    with pytest.raises(ValueError, match="at least one rollout, not 0"):
+        await rollouts.group(ITEM, 0)
+
+
+async def test_rollouts_can_be_opened_again(pool: DirectoryPool) -> None:
+    async with StandIn(right) as standin:
+        server = ServerConfig(server_type="vllm", base_url=standin.url, model_name="standin", tokenizer_name="standin")
+        env = NumberEnv(pool, servers=[server])
+        rollouts = Rollouts(env)
+        for _ in range(2):
+            async with rollouts:
+                assert [sample.reward for sample in await rollouts.group(ITEM, 2)] == [1.0, 1.0]
+            assert (env.model, env.pool) == (None, pool), "what was given stays, what was opened goes"
+
+
 def long_winded(request: PolicyRequest) -> str:
     return "Done." if request.results >= 5 else call("terminal", {"command": "seq 300"})
 
@@ -221,6 +255,60 @@ def test_blocking_rollouts_need_no_event_loop(pool: DirectoryPool) -> None:
     assert pool.live == {}
 
 
+def test_blocking_rollouts_tell_whoever_would_wait_for_ever(pool: DirectoryPool) -> None:
+    blocking = BlockingRollouts(Rollouts(NumberEnv(pool)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not open: use `with BlockingRollouts"):
+            blocking.group(ITEM, 1)
+        with blocking:
+
+            async def inside() -> None:
+                blocking.group(ITEM, 1)
+
+            with pytest.raises(RuntimeError, match="this is the thread of the rollouts"):
+                blocking.wait(inside())
+            with pytest.raises(RuntimeError, match="open already"):
+                blocking.__enter__()
+            assert len(blocking.group(ITEM, 1)) == 1
+
+
+def test_what_runs_at_the_end_of_the_block_is_cancelled_before_its_slots_go(pool: DirectoryPool) -> None:
+    seen: list[str] = []
+
+    class Ends(NumberEnv):
+        async def shut_down(self) -> None:
+            seen.append("closed")
+            await super().shut_down()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("cancelled")
+
+    with BlockingRollouts(Rollouts(Ends(pool))) as blocking:
+        pending = blocking.submit(work())
+        blocking.items()
+        assert len(blocking.group(ITEM, 1)) == 1
+    assert pending.cancelled()
+    assert seen == ["cancelled", "closed"]
+
+
+def test_ctrl_c_stops_the_rollouts_that_were_waited_for(pool: DirectoryPool) -> None:
+    class Interrupts(NumberEnv):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            await ctx.terminal("true")
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+            return 0.0
+
+    with BlockingRollouts(Rollouts(Interrupts(pool))) as blocking:
+        with pytest.raises(KeyboardInterrupt):
+            blocking.group(ITEM, 1)
+        while pool.live:
+            blocking.wait(asyncio.sleep(0.01))
+
+
 async def test_a_session_has_the_tools_and_the_frozen_verification_of_a_rollout(pool: DirectoryPool) -> None:
     async with standin_model(right) as (model, standin), Rollouts(Prepared(pool, model)) as rollouts:
         async with ToolSession(rollouts) as session:
@@ -255,6 +343,48 @@ async def test_a_session_whose_slot_is_lost_has_no_reward(pool: DirectoryPool) -
         with pytest.raises(RolloutLost, match="sandbox_lost"):
             await session.reward()
     assert pool.live == {}
+
+
+async def test_a_session_is_over_after_its_reward_and_never_mixes_two(pool: DirectoryPool) -> None:
+    async with standin_model(right) as (model, _), Rollouts(Prepared(pool, model)) as rollouts:
+        session = ToolSession(rollouts)
+        await asyncio.gather(session.open({"id": "y", "number": 1}), session.open(ITEM))
+        assert len(pool.live) == 1, "the second gave back the first's slot"
+        said = await asyncio.gather(*(session.call("terminal", {"command": f"echo {n}"}) for n in (1, 2)))
+        assert [message["role"] for message in session.messages] == ["user", *["assistant", "tool"] * 2]
+        assert {message["content"] for message in session.messages[2::2]} == set(said)
+        await session.call("terminal", {"command": "echo 7 > answer.txt"})
+        assert await session.reward() == 1.0
+        for again in (session.call("terminal", {"command": "true"}), session.reward()):
+            with pytest.raises(RuntimeError, match=r"not open: call open\(item\) first"):
+                await again
+        assert session.record is not None
+        assert session.record.score == 1.0
+        assert pool.live == {}
+
+
+async def test_a_session_prepares_again_what_went_with_its_host(pool: DirectoryPool, tmp_path: Path) -> None:
+    stored = tmp_path / "rollouts.jsonl"
+    env = Prepared(pool, NoModel(), data_path_to_save_groups=str(stored))
+    async with Rollouts(env) as rollouts, ToolSession(rollouts) as session:
+        await session.open(ITEM)
+        for sandbox in pool.live.values():
+            sandbox.lost = True
+        shutil.rmtree(pool.home / pool.snapshots[0])
+        with pytest.raises(SandboxLost):
+            await session.call("terminal", {"command": "true"})
+        with pytest.raises(RolloutLost):
+            await session.reward()
+        await session.open(ITEM)
+        assert env.prepared == 2
+        pool.refuse = ["/2"]
+        with pytest.raises(AcquireTimeout):
+            await session.open(ITEM)
+        await session.open(ITEM)
+        assert env.prepared == 2
+        assert await session.reward() == 0.0
+    records = [RolloutRecord.from_json(line) for line in stored.read_bytes().splitlines()]
+    assert [record.trainable for record in records] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["terminal_tasks", "code_tasks"])
