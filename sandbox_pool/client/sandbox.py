@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1 << 20
 """Content up to this size travels in the request itself."""
+MAX_READ_BYTES = 64 << 20
+"""Of a file whose reader gave no length: an agent's file can be longer than this machine's memory, and take no disk."""
 ANSWER = struct.Struct("!QQ")
 """Call number and length: an answer may be sent in several pieces."""
 
@@ -106,9 +108,14 @@ class Sandbox:
         return _exec_result(reply, body)
 
     async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Content of a regular file, or a part of it."""
-        header = self._header("read", path=path, offset=offset, length=length)
-        return b"".join([chunk async for chunk in self._connection.stream(header)])
+        """Content of a regular file, or a part of it. Without `length` more than 64 MiB is refused (EFBIG)."""
+        limit = MAX_READ_BYTES + 1 if length is None else length
+        header = self._header("read", path=path, offset=offset, length=limit)
+        data = b"".join([chunk async for chunk in self._connection.stream(header)])
+        if length is None and len(data) == limit:
+            message = f"more than {MAX_READ_BYTES} bytes: give a length, or download it"
+            raise SandboxFileError(errno.EFBIG, message, path)
+        return data
 
     async def write_file(self, path: str, data: bytes | str, *, mode: int | None = None) -> None:
         """Replace a file atomically, making its parents. An existing file keeps its mode unless one is given."""

@@ -45,6 +45,26 @@ async def test_a_sparse_file_does_not_fill_the_host(server: Server, tmp_path: Pa
         await server.client.drop_snapshot(snapshot)
 
 
+async def test_a_file_longer_than_any_memory_is_not_read_whole(server: Server) -> None:
+    async with server.lease(SMALL) as agent:
+        await agent.exec("truncate -s 1T f")
+        with pytest.raises(SandboxFileError) as refused:
+            await agent.read_file("f")
+        assert refused.value.errno == errno.EFBIG
+        assert len(await agent.read_file("f", offset=5, length=1 << 20)) == 1 << 20
+
+
+@pytest.mark.ci
+async def test_a_directory_with_names_without_end_does_not_fill_the_server(server: Server) -> None:
+    async with server.lease() as agent:
+        make = "for i in range(40000): os.link('f', f'd/{i:0250}')"
+        await agent.exec(f"touch f; mkdir d; python3 -c \"import os\n{make}\"", timeout_s=100)
+        with pytest.raises(SandboxFileError) as refused:
+            await agent.list_dir("d")
+        assert refused.value.errno == errno.EFBIG
+        assert [name for name, _ in await agent.list_dir(".")] == ["d", "f"]
+
+
 async def test_many_names_of_one_file_do_not_multiply_it(server: Server, tmp_path: Path) -> None:
     async with server.lease(SMALL) as agent:
         await agent.exec("head -c 1000000 /dev/urandom > f; for i in $(seq 500); do ln f l$i; done", timeout_s=60)

@@ -56,13 +56,18 @@ class Server:
             assert report.clean, report.problems
 
 
-def names_below(pid: int) -> list[str]:
-    """Of all processes that a process and its children started."""
-    names: list[str] = []
+def pids_below(pid: int) -> list[tuple[int, str]]:
+    """All processes that a process and its children started, with their names."""
+    found: list[tuple[int, str]] = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(OSError):
-            names += [Path(f"/proc/{child}/comm").read_text().strip(), *names_below(int(child))]
-    return names
+            found += [(int(child), Path(f"/proc/{child}/comm").read_text().strip()), *pids_below(int(child))]
+    return found
+
+
+def names_below(pid: int) -> list[str]:
+    """Their names alone."""
+    return [name for _, name in pids_below(pid)]
 
 
 def server_command(python: str, directory: Path, *arguments: str) -> list[str]:

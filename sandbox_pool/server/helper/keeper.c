@@ -221,14 +221,17 @@ static void shell_ended(int status) {
     }
 }
 
-/* Reaps; true when nothing is left below this keeper. */
+/* Reaps; true when nothing is left below this keeper. A session's shell that a command has stopped is ended, because
+ * nobody is there to let it go on, and whoever calls next would wait for it. */
 static bool reap(void) {
     for (;;) {
         int status;
-        pid_t pid = waitpid(-1, &status, WNOHANG);
+        pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED);
         if (pid == 0) return false;
         if (pid < 0) return errno == ECHILD;
-        if (pid == job.shell) shell_ended(status);
+        if (pid != job.shell) continue;
+        if (!WIFSTOPPED(status)) shell_ended(status);
+        else if (!job.background) kill(pid, SIGKILL);
     }
 }
 
@@ -476,7 +479,7 @@ static void tick(void) {
     }
 }
 
-static void loop(int signals) {
+static void loop(void) {
     enum { SERVER, SIGNALS, REPORT, INPUT, LISTENER, LINE, OUTPUT, ALL = OUTPUT + PIPES };
     for (bool empty = false;;) {
         /* Without its shell it stays as long as something that commands started does, or a process's log is wanted. */
@@ -484,7 +487,7 @@ static void loop(int signals) {
         /* While the shell writes its state nothing is taken on, but the server's end is heard of. */
         bool reads = !is_short();
         struct pollfd polled[ALL] = {[SERVER] = {detached ? -1 : job.sock, saving && !running ? 0 : POLLIN, 0},
-                                     [SIGNALS] = {signals, POLLIN, 0},
+                                     [SIGNALS] = {job.signals, POLLIN, 0},
                                      [REPORT] = {job.report, POLLIN, 0},
                                      [INPUT] = {background_unsent && !job.pty ? job.input : -1, POLLOUT, 0},
                                      [LISTENER] = {job.listener, POLLIN, 0},
@@ -494,11 +497,7 @@ static void loop(int signals) {
         if (poll(polled, ALL, poll_timeout()) < 0 && errno != EINTR) _exit(1);
         for (int i = 0; i < PIPES; i++)
             if (polled[OUTPUT + i].revents & (POLLIN | POLLHUP | POLLERR)) drain(i, 1 << 20);
-        if (polled[REPORT].revents & POLLIN) hear_report();
-        else if (polled[REPORT].revents) {
-            close(job.report);
-            job.report = -1;
-        }
+        if (polled[REPORT].revents) hear_report();
         if (polled[LINE].revents && job.line >= 0) receive_line();
         if (polled[SERVER].revents) receive_request();
         if (polled[INPUT].revents || polled[OUTPUT].revents & POLLOUT) background_send_input(&job);
@@ -509,7 +508,7 @@ static void loop(int signals) {
         }
         if (polled[SIGNALS].revents) {
             struct signalfd_siginfo info;
-            while (read(signals, &info, sizeof info) > 0) {}
+            while (read(job.signals, &info, sizeof info) > 0) {}
         }
         tick();
         empty = reap();
@@ -526,7 +525,7 @@ void keeper_main(int sock, struct message *request) {
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);
     sigprocmask(SIG_BLOCK, &children, NULL);
-    int signals = move_high(signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK));
+    job.signals = move_high(signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK));
     job.background = message_number(request, "background", 0);
     job.pty = message_number(request, "pty", 0);
     job.saved = move_high(states.saved);
@@ -546,5 +545,5 @@ void keeper_main(int sock, struct message *request) {
     }
     message_free(request);
     if (job.input >= 0) fcntl(job.input, F_SETFL, fcntl(job.input, F_GETFL) | O_NONBLOCK);
-    loop(signals);
+    loop();
 }

@@ -124,7 +124,7 @@ static bool find_report(struct report *report) {
 }
 
 /* Reads as `read` does, what the shell itself wrote; what others wrote is dropped. The kernel never joins the two. */
-static ssize_t receive_report(const struct job *job, char *data, size_t size) {
+static ssize_t receive_report(struct job *job, char *data, size_t size) {
     union {
         char bytes[CMSG_SPACE(sizeof(struct ucred))];
         struct cmsghdr align;
@@ -135,6 +135,10 @@ static ssize_t receive_report(const struct job *job, char *data, size_t size) {
             .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(job->report, &header, 0);
         if (n < 0 && errno == EINTR) continue;
+        if (n == 0) { /* nobody has the other end: it would be ready to be read for ever */
+            close(job->report);
+            job->report = -1;
+        }
         if (n <= 0) return n;
         struct cmsghdr *c = CMSG_FIRSTHDR(&header);
         struct ucred writer = {0};

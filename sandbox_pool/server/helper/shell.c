@@ -4,14 +4,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -123,9 +127,19 @@ static int take_listener(int through) {
     return listener;
 }
 
-/* Runs between vfork and exec: nothing here may touch memory that the keeper goes on using, but `traced`. */
-static void run_shell(const struct job *job, const struct ends *shell, const char *program, char **arguments,
-                      char **environment, volatile bool *traced) {
+struct start {
+    const struct job *job;
+    const struct ends *shell;
+    const char *program;
+    char **arguments, **environment;
+    volatile bool traced;
+};
+
+/* Shares the keeper's memory until its exec: nothing here may touch what the keeper goes on using, but `traced`. */
+static int run_shell(void *given) {
+    struct start *start = given;
+    const struct job *job = start->job;
+    const struct ends *shell = start->shell;
     sigset_t none;
     setsid();
     dup2(shell->in, 0);
@@ -146,12 +160,36 @@ static void run_shell(const struct job *job, const struct ends *shell, const cha
     int listener = -1;
     const char *failed = become_command(&listener);
     if (!failed && listener >= 0 && !pass_listener(shell->listener[1], listener)) failed = "pass the listener";
-    if (!failed && leave_group()) execve(program, arguments, environment);
+    if (!failed && leave_group()) execve(start->program, start->arguments, start->environment);
     enter_group(); /* there is no other one, or only ours may run the program */
-    *traced = !failed && offer_to_be_hidden();
-    if (!failed) execve(program, arguments, environment);
-    dprintf(2, "cannot start the shell: %s: %s\n", failed ? failed : program, strerror(errno));
+    start->traced = !failed && offer_to_be_hidden();
+    if (!failed) execve(start->program, start->arguments, start->environment);
+    dprintf(2, "cannot start the shell: %s: %s\n", failed ? failed : start->program, strerror(errno));
     _exit(127);
+}
+
+/* Until the other end of `started` is closed, by the exec or by the shell's end. A command may stop the shell before its
+ * exec, and nobody would let it go on: it is ended. */
+static void await_exec(const struct job *job, int started) {
+    struct pollfd polled[2] = {{started, POLLIN, 0}, {job->signals, POLLIN, 0}};
+    while (poll(polled, 2, -1) < 0 || !polled[0].revents) {
+        struct signalfd_siginfo info;
+        while (read(job->signals, &info, sizeof info) > 0) {}
+        siginfo_t stopped = {0};
+        if (waitid(P_PID, (id_t)job->shell, &stopped, WSTOPPED | WNOHANG) == 0 && stopped.si_pid) kill(job->shell, SIGKILL);
+    }
+}
+
+/* Like vfork, whose caller cannot notice that the other one is stopped. */
+static pid_t fork_shell(struct job *job, struct start *start) {
+    static char stack[65536] __attribute__((aligned(16)));
+    int started, ours;
+    if (!make_pipe(&started, &ours)) return -1;
+    job->shell = clone(run_shell, stack + sizeof stack, CLONE_VM | SIGCHLD, start);
+    close(ours);
+    if (job->shell > 0) await_exec(job, started);
+    close(started);
+    return job->shell;
 }
 
 static void close_ends(const struct ends *shell) {
@@ -172,11 +210,9 @@ const char *start_shell(struct job *job, const struct message *request) {
     char **arguments = collect(request, "arg"), **environment = shell_environment(request);
     job->listener = -1;
     if (slot.no_inet && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, shell.listener)) return "socketpair";
-    volatile bool traced = false;
-    job->shell = vfork();
-    if (job->shell == 0) run_shell(job, &shell, program, arguments, environment, &traced);
-    if (job->shell < 0) return "fork the shell";
-    if (traced) hide_traced(job->shell);
+    struct start start = {job, &shell, program, arguments, environment, false};
+    if (fork_shell(job, &start) < 0) return "fork the shell";
+    if (start.traced) hide_traced(job->shell);
     job->reporter = job->shell;
     if (slot.no_inet) {
         close(shell.listener[1]);

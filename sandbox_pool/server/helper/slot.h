@@ -151,6 +151,7 @@ struct job {
     pid_t reporter;    /* who may: `shell`, also when it is gone */
     int state, script, stdin_data; /* memory files shared with the shell */
     int saved;         /* the last complete state; the shell cannot reach it */
+    int signals;       /* where the kernel tells of children that ended or stopped */
     bool pty, background;
 };
 

@@ -14,6 +14,8 @@ from .peer import Reply, Request
 
 INLINE_BYTES = 32 << 10
 """Content up to this size goes to the slot in one message with its request, without waiting for the slot to ask."""
+LIST_BYTES = 8 << 20
+"""Of the names in one directory with what is said of each: some hundred thousand. More is refused."""
 KINDS = {"f": "file", "d": "dir", "l": "symlink", "o": "other"}
 
 
@@ -52,7 +54,7 @@ async def _stat(_slot: Slot, instance: Instance, request: Request, _body: bytes)
 async def _list(_slot: Slot, instance: Instance, request: Request, _body: bytes) -> Reply:
     with open_worker(instance, request, "list") as worker:
         await worker.status()
-        entries = (await worker.read_all()).split(b"\0")[:-1]
+        entries = (await worker.read_all(LIST_BYTES)).split(b"\0")[:-1]
     found = []
     for entry in entries:
         kind, size, mode, mtime, name = entry.split(b" ", 4)

@@ -66,14 +66,14 @@ class Worker:
             return data
         return await self._loop.sock_recv(self._sock, CHUNK)
 
-    async def read_all(self) -> bytes:
-        """All of the worker's data."""
-        parts: list[bytes] = []
-        while True:
-            data = await self.read()
-            if not data:
-                return b"".join(parts)
-            parts.append(data)
+    async def read_all(self, limit: int) -> bytes:
+        """All of the worker's data; more than `limit` bytes are refused."""
+        data = bytearray()
+        while piece := await self.read():
+            data += piece
+            if len(data) > limit:
+                raise file_error(errno.EFBIG, self.path)
+        return bytes(data)
 
     async def send(self, data: bytes) -> bool:
         """Pass data on; False when the worker has stopped reading, its status then says why."""

@@ -92,12 +92,15 @@ class Zygote:
             future.set_exception(BuildError(failure_text(message)))
 
     def close(self) -> None:
-        """End the helper and with it all slots."""
+        """End the helper and with it all slots: nobody needs to wait for their end any more, nor can hear of it."""
         self._channel.close()
         for future in self._created.values():
             future.cancel()
         self.process.kill()
-        self.process.wait()
+        status = self.process.wait()
+        for ended in self._dead.values():
+            if not ended.done():
+                ended.set_result(status)
 
 
 def slot_fields(pairs: list[tuple[str, object]]) -> list[tuple[str, str]]:

@@ -158,6 +158,16 @@ async def test_signal_that_ended_the_shell_is_reported(sandbox: Sandbox) -> None
     assert (await sandbox.exec("sh -c 'kill -15 $$'")).exit_code == 143
 
 
+async def test_a_command_that_stops_its_own_shell_ends_it(sandbox: Sandbox) -> None:
+    """Nobody is there to let it go on."""
+    result = await sandbox.exec("echo here; kill -STOP $$; echo there", timeout_s=60)
+    assert (result.output, result.exit_code, result.timed_out) == ("here\n", 137, False)
+    stop = "until [ -e go ]; do sleep 0.02; done; kill -STOP $$"
+    assert (await sandbox.exec(f"({stop}) >/dev/null 2>&1 & echo one")).output == "one\n"
+    assert (await sandbox.exec("touch go; sleep 60", timeout_s=50)).exit_code == 137
+    assert (await sandbox.exec("echo two", timeout_s=60)).output == "two\n"
+
+
 async def test_commands_run_side_by_side_in_one_slot(sandbox: Sandbox) -> None:
     meet = "touch here.{0}; until [ $(ls here.* | wc -l) = 8 ]; do sleep 0.05; done; echo {0}"
     calls = [sandbox.exec(meet.format(number), timeout_s=60) for number in range(8)]

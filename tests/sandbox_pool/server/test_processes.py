@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from sandbox_pool.client.process import Process
 from sandbox_pool.client.sandbox import Sandbox
 from sandbox_pool.errors import SandboxError
 from support.pool_wait import eventually, eventually_prints
-from support.slot_server import Server
+from support.slot_server import Server, pids_below
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,6 +37,24 @@ async def test_a_process_reads_its_stdin_and_ends_with_its_code(sandbox: Sandbox
     assert await process.wait(20) == 5
     assert await process.poll() == 5
     assert (await process.log()).data == "got one\ngot two\n"
+
+
+def keepers_at_work(server: Server) -> list[int]:
+    """Those that do not wait for anything."""
+    return [
+        pid
+        for pid, name in pids_below(server.process.pid)
+        if name == "slot-keeper" and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S"
+    ]
+
+
+async def test_what_has_ended_costs_nothing(server: Server, sandbox: Sandbox) -> None:
+    """Its keeper stays, for its log and for what it left behind."""
+    ended, left = await sandbox.spawn("echo ended"), await sandbox.spawn("sleep 60 & exit 0")
+    assert [await ended.wait(20), await left.wait(20)] == [0, 0]
+    assert (await sandbox.exec("sleep 60 >/dev/null & kill -9 $$")).exit_code == 137
+    await eventually(lambda: not keepers_at_work(server), timeout_s=20)
+    assert (await ended.log()).data == "ended\n"
 
 
 async def test_wait_tells_the_end_at_once_and_gives_up_in_time(sandbox: Sandbox) -> None:
