@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 
 from sandbox_pool import AcquireTimeout, PoolClosed, SandboxError, SandboxLost, SandboxSpec, ScratchFull
+from sandbox_pool.errors import HostStartFailed
 from support.pool_fake_host import FakePlace
 from support.pool_wait import eventually
 
@@ -111,6 +113,37 @@ async def test_cancelled_while_the_server_leases_the_slot_comes_back(make_pool):
         assert ("release", 0) in pool.place.server.calls
 
 
+async def test_a_lease_that_fails_late_fails_for_nobody(make_pool):
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    async with make_pool(FakePlace(slots=1)) as pool:
+        gate = pool.place.server.hold("lease")
+        task = asyncio.create_task(pool.acquire("t"))
+        await eventually(lambda: ("lease", 0, "t", None) in pool.place.server.calls)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        pool.place.server.errors["lease"] = SandboxError("no such image")
+        gate.set()
+        await eventually(lambda: free_slots(pool) == 1)
+    assert complaints == []
+
+
+async def test_a_slot_that_was_just_handed_to_one_who_is_cancelled_goes_to_the_next(make_pool):
+    async with make_pool(FakePlace(slots=1)) as pool:
+        held = await pool.acquire("holder")
+        first = asyncio.create_task(pool.acquire("first"))
+        await eventually(lambda: pool.status().waiting == 1)
+        (waiter,) = pool._dispatcher.queue.waiting()
+        second = asyncio.create_task(pool.acquire("second"))
+        await eventually(lambda: pool.status().waiting == 2)
+        waiter.granted.add_done_callback(lambda _: first.cancel())
+        await held.release()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await (await asyncio.wait_for(second, 5)).release()
+
+
 async def test_cancelled_during_release_the_reset_still_happens(make_pool):
     async with make_pool(FakePlace(slots=1)) as pool:
         lease = await pool.acquire("t")
@@ -161,6 +194,15 @@ async def test_a_lease_that_ran_out_is_taken_back(make_pool):
         await lease.release()
         assert pool.metrics.counts["expired_leases"] == 1
         assert free_slots(pool) == 1
+
+
+async def test_a_lease_given_back_in_time_does_not_run_out(make_pool, caplog):
+    async with make_pool(FakePlace(slots=1)) as pool:
+        await (await pool.acquire("quick", ttl_s=0.05)).release()
+        async with pool.lease("longer", ttl_s=0.1) as box:  # its limit comes after the other's
+            await eventually(lambda: pool.metrics.counts["expired_leases"])
+            assert box.task_id == "longer"
+    assert [record.args[0] for record in caplog.records if "ran out" in record.message] == ["longer"]
 
 
 async def test_the_time_limit_of_a_lease_that_ended_does_not_hit_the_next(make_pool):
@@ -242,6 +284,7 @@ async def _retry(pool):
 
 
 async def test_reuse_is_counted(make_pool):
+    began_s = time.monotonic()
     async with make_pool(FakePlace(slots=1)) as pool:
         for _ in range(3):
             async with pool.lease("t"):
@@ -249,7 +292,8 @@ async def test_reuse_is_counted(make_pool):
         counts = pool.metrics.counts
         assert (counts["leases"], counts["reuses"]) == (3, 2)
         assert pool.metrics.summary()["acquire_ms"]["count"] == 3
-        assert pool.metrics.summary()["reset_ms"]["count"] == 3
+        resets = pool.metrics.summary()["reset_ms"]
+        assert (resets["count"], 0 < resets["p50"] < (time.monotonic() - began_s) * 1000) == (3, True)
 
 
 async def test_a_spec_with_hosts_of_its_own_waits_only_for_those(make_pool):
@@ -260,6 +304,27 @@ async def test_a_spec_with_hosts_of_its_own_waits_only_for_those(make_pool):
         assert one.host != other.host
         with pytest.raises(AcquireTimeout):
             await pool.acquire("more", big, timeout_s=0.05)
+
+
+async def test_hosts_that_cannot_be_started_fail_only_those_who_wait_for_them(make_pool):
+    big, small = SandboxSpec(memory_mb=4096), SandboxSpec(memory_mb=64)
+
+    class NoLargeMachine(FakePlace):
+        async def start(self, name, spec):
+            if spec == big:
+                raise HostStartFailed("no machine is so large")
+            return await super().start(name, spec)
+
+    place = NoLargeMachine(slots=1, shared=False)
+    async with make_pool(place, min_hosts=0, max_hosts=3, start_attempts=1) as pool:
+        held = await pool.acquire("held", small)
+        place.start_gate = asyncio.Event()  # another small host takes its time
+        waiting = asyncio.create_task(pool.acquire("waiting", small))
+        await eventually(lambda: pool.status().waiting == 1)
+        with pytest.raises(HostStartFailed, match="so large"):
+            await pool.acquire("large", big)
+        await held.release()
+        await (await waiting).release()
 
 
 async def test_a_lost_snapshot_is_an_error_and_not_an_empty_slot(make_pool):
