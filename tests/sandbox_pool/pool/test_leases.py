@@ -137,11 +137,13 @@ async def test_a_slot_that_was_just_handed_to_one_who_is_cancelled_goes_to_the_n
         (waiter,) = pool._dispatcher.queue.waiting()
         second = asyncio.create_task(pool.acquire("second"))
         await eventually(lambda: pool.status().waiting == 2)
+        _, next_in_line = pool._dispatcher.queue.waiting()
         waiter.granted.add_done_callback(lambda _: first.cancel())
         await held.release()
         with pytest.raises(asyncio.CancelledError):
             await first
-        await (await asyncio.wait_for(second, 5)).release()
+        assert next_in_line.granted.done(), "at once, not when the fleet is looked at the next time"
+        await (await second).release()
 
 
 async def test_cancelled_during_release_the_reset_still_happens(make_pool):
