@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import math
 import sys
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 NEVER_S = 3600.0
 """Background work is not on the way; on a slow machine it would run meanwhile every time."""
+FEWEST_RUNS, MOST_RUNS = 3, 8
 PACKAGES = ("hermes_rl", "environments", "agent_loop", "tool_parsers", "sandbox_pool")
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
@@ -146,9 +148,15 @@ class Way:
                 self.files.add(str(place))
 
 
-async def every_time(way: Callable[[], Awaitable[set[str]]], runs: int = 3) -> list[str]:
-    """The files that are on a way in each of several runs: the others are background work that ran meanwhile."""
-    return sorted(set.intersection(*[await way() for _ in range(runs)]))
+async def every_time(way: Callable[[], Awaitable[set[str]]], few: float = math.inf) -> list[str]:
+    """The files that are on a way in each of several runs: the others are background work that ran meanwhile. A busy
+    machine has so much of it that more runs are needed to see that `few` are enough."""
+    found = await way()
+    for run in range(2, MOST_RUNS + 1):
+        found &= await way()
+        if run >= FEWEST_RUNS and len(found) <= few:
+            break
+    return sorted(found)
 
 
 async def way_of_a_call() -> set[str]:
