@@ -140,6 +140,7 @@ async def test_a_slot_that_was_just_handed_to_one_who_is_cancelled_goes_to_the_n
         _, next_in_line = pool._dispatcher.queue.waiting()
         waiter.granted.add_done_callback(lambda _: first.cancel())
         await held.release()
+        assert waiter.granted.done()
         with pytest.raises(asyncio.CancelledError):
             await first
         assert next_in_line.granted.done(), "at once, not when the fleet is looked at the next time"
