@@ -44,6 +44,7 @@ CURVES = {
     "training tasks solved": ("step", "success"),
     "logprob difference": ("step", "logprob_difference_mean"),
     "staleness": ("step", "staleness_mean"),
+    "proven hacks": ("step", "hack_rate"),
 }
 SERVE_CURVES = {
     "evaluation": "eval/mean_score",
