@@ -253,6 +253,20 @@ def test_top_prints_the_run_in_eighty_columns(
         assert words in said
 
 
+def test_nothing_that_a_task_says_steers_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    record = make_record(outcome="odd [red] \x1b[2J")
+    record.messages[1]["content"] = "clear \x1b[2J\x1b]0;title\x07 \u202etxet"
+    add(tmp_path, record)
+    assert cli.main(["top", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "clear ␛[2J␛]0;title␇ ‹U+202E›txet" in said
+    assert "odd [red] ␛[2J" in said
+    assert all(sign.isprintable() or sign == "\n" for sign in said)
+
+
 def test_a_long_question_leaves_the_figures_their_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
