@@ -145,6 +145,15 @@ print("read")
 """
 
 
+def test_a_flag_wins_over_a_file_that_has_the_setting_under_its_other_name(tmp_path: Path) -> None:
+    first, second = written(tmp_path, name="first.jsonl"), written(tmp_path, ROWS[:1], name="second.jsonl")
+    for given, flag in (("dataset_name", "dataset"), ("dataset", "dataset_name"), ("dataset", "dataset")):
+        config = tmp_path / "config.yaml"
+        config.write_text(json.dumps({"environment": "prompts", "env": {given: first}}))
+        env = load_environment(str(config), [f"--env.{flag}", second])
+        assert [row["id"] for row in env.items] == ["copy"]  # type: ignore[attr-defined]
+
+
 def test_a_file_of_windows_is_read_and_a_row_without_a_name_gets_one(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + b'{"id": null, "prompt": "x", "answer": "1"}\r\n' * 2)
