@@ -225,7 +225,7 @@ async def test_the_page_of_a_run_that_died_says_so_and_one_of_a_broken_line_goes
         await tab.until("document.querySelector('#live').innerText.includes('no word for')")
         with (tmp_path / "rollouts.jsonl").open("ab") as file:
             file.write(b'{"version": 1, "nonsense": 2}\n')
-        await tab.until("document.querySelector('#live').innerText.includes('1, the first: rollouts.jsonl, byte')")
+        await tab.until("document.querySelector('#live').innerText.includes('rollouts.jsonl: byte')")
         add(tmp_path, make_record(sample=1))
         await tab.until("document.getElementById('count').innerText === '2 rollouts'")
 
