@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from environments.runs.live import WATCHING_SHARE, LiveRun, open_run
 
     followed = open_run(LiveRun(args.run))
-    console = Console()
+    console = Console(highlight=False)
     if args.once or not console.is_terminal:
         console.print(render(followed, console.width))
         return 0
