@@ -22,6 +22,7 @@ from environments.config.loader import load_config
 from environments.config.settings import RunConfig, ServerConfig
 from environments.config.yaml_file import find_config, harbor_path, read_yaml
 from environments.errors import ConfigError, SentenceParser, UsageError, run_command
+from environments.printable import printable
 from sandbox_pool.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -149,6 +150,10 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """What agents wrote may be part of a message."""
+        return printable(super().format(record))
 
 
 def configure_logging(verbose: bool = False) -> None:

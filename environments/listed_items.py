@@ -32,9 +32,11 @@ class ListedItemsEnv(HermesAgentBaseEnv):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         self.items = self.load_items(config)
-        if "total_steps" not in config.model_fields_set:
-            config = config.model_copy(update={"total_steps": len(self.items)})  # process: each item once
         super().__init__(config, *args, **kwargs)
+        if "total_steps" not in config.model_fields_set:  # process: each item once
+            left_out = () if self._quarantine is None else self._quarantine.reasons
+            count = sum(self.item_id(item) not in left_out for item in self.items)
+            self.config = config.model_copy(update={"total_steps": count})
         self.handed_out = 0
 
     @abstractmethod

@@ -148,6 +148,8 @@ def load_config(
     file = read_yaml(find_config(source)) if source is not None else YamlFile(Path("defaults"), {})
     settings = parse_flags(flags)
     data = copy.deepcopy(file.data)
+    for flag in settings:
+        _drop_other_names(model, data, flag.path)
     apply_flags(data, settings)
     for unknown in list(unknown_keys(model, data)):
         if said := translate(data, unknown.path):
@@ -168,6 +170,23 @@ def load_config(
             raise ConfigError(f"{_where(path, file, settings)}: it needs a value")
         raise ConfigError(f"{_where(path, file, settings)}: {_dotted(path)} {reason}")
     return loaded
+
+
+def _drop_other_names(model: type[BaseModel], data: Any, path: KeyPath) -> None:
+    """A flag wins over the file, whichever name of the setting the file has."""
+    for part in path[:-1]:
+        known = _alternatives(_fields_by_key(model).get(str(part)))
+        models = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        data = data.get(part) if isinstance(data, dict) else None
+        if len(models) != 1:
+            return
+        model = models[0]
+    if not isinstance(data, dict):
+        return
+    for name, info in model.model_fields.items():
+        if path[-1] in (names := {name, info.validation_alias}):
+            for other in names - {path[-1]}:
+                data.pop(other, None)
 
 
 def _from_variables(data: dict[str, Any], environ: Mapping[str, str]) -> list[Flag]:

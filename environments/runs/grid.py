@@ -122,7 +122,7 @@ def _sum_up(cells: Sequence[Combination], out: Path) -> None:
     write_whole(out / "summary.json", summary.to_json())
     print_summary(summary)
     first, *others = by_label
-    console = Console(emoji=False, markup=False)
+    console = Console(emoji=False, markup=False, highlight=False)
     for label in others:
         console.print(render_comparison(compare(by_label[first], by_label[label], first, label)))
 

@@ -44,6 +44,7 @@ CURVES = {
     "training tasks solved": ("step", "success"),
     "logprob difference": ("step", "logprob_difference_mean"),
     "staleness": ("step", "staleness_mean"),
+    "proven hacks": ("step", "hack_rate"),
 }
 SERVE_CURVES = {
     "evaluation": "eval/mean_score",
@@ -113,7 +114,7 @@ class LiveRun:
                 if line.strip():
                     take(place, line)
             except ValueError as error:
-                self.unreadable.append(f"{path.name}, byte {place}: {error}")
+                self.unreadable.append(f"{path}: byte {place}: {error}")
         return position
 
     def _take(self, place: int, line: bytes) -> None:
@@ -379,5 +380,5 @@ def open_run(followed: LiveRun) -> LiveRun:
     except OSError as error:
         raise UsageError(f"cannot read {followed.source}: {error.strerror or error}") from error
     if followed.unreadable:
-        raise UsageError(f"{followed.source.parent}: {followed.unreadable[0]}")
+        raise UsageError(followed.unreadable[0])
     return followed

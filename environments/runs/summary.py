@@ -272,7 +272,7 @@ def render(summary: Summary) -> RenderableType:
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Write the tables to a console, stdout by default."""
-    console = console or Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = console or Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     console.print(render(summary))
 
 

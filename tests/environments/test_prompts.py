@@ -18,6 +18,7 @@ from agent_loop.local_models.standin.policies import call
 from environments.errors import UsageError
 from environments.launch import load_environment
 from environments.prompts import PromptsConfig, PromptsEnv, matches
+from environments.rollouts.quarantine import quarantine_text
 from support.env_pool import DirectoryPool
 from support.env_tasks import standin_model
 
@@ -143,6 +144,23 @@ for source in (str(folder / "train.parquet"), str(folder)):
     assert read[1]["solution"] == rows[1]["solution"], read
 print("read")
 """
+
+
+def test_process_plays_each_row_once_but_for_those_in_quarantine(tmp_path: Path) -> None:
+    listed = tmp_path / "quarantine.json"
+    listed.write_bytes(quarantine_text("prompts", {"sum": "flaky"}))
+    flags = ["--env.dataset", written(tmp_path), "--env.quarantine", str(listed)]
+    assert load_environment("prompts", flags).config.total_steps == 2
+    assert load_environment("prompts", [*flags, "--env.total_steps", "9"]).config.total_steps == 9
+
+
+def test_a_flag_wins_over_a_file_that_has_the_setting_under_its_other_name(tmp_path: Path) -> None:
+    first, second = written(tmp_path, name="first.jsonl"), written(tmp_path, ROWS[:1], name="second.jsonl")
+    for given, flag in (("dataset_name", "dataset"), ("dataset", "dataset_name"), ("dataset", "dataset")):
+        config = tmp_path / "config.yaml"
+        config.write_text(json.dumps({"environment": "prompts", "env": {given: first}}))
+        env = load_environment(str(config), [f"--env.{flag}", second])
+        assert [row["id"] for row in env.items] == ["copy"]  # type: ignore[attr-defined]
 
 
 def test_a_file_of_windows_is_read_and_a_row_without_a_name_gets_one(tmp_path: Path) -> None:

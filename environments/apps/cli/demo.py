@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; exit code 1 when something stored is not exact."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     console.print("starting: slots, policies, model (a few seconds)", markup=False)
     from agent_loop import own_process
     from environments.apps.demo.demo_run import DemoPlan, run_demo

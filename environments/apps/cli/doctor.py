@@ -62,7 +62,7 @@ def _print_table(findings: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = Console(highlight=False)
     if not console.is_terminal:
         for finding in findings:
             fix = f"  (fix: {finding.fix})" if finding.fix else ""

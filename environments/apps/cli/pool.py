@@ -177,7 +177,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _status_table(rows: list[dict[str, Any]]) -> None:
-    console = Console()
+    console = Console(highlight=False)
     if not rows:
         console.print("No hosts.")
         return
@@ -349,12 +349,12 @@ def _check_table(results: list[CheckResult]) -> None:
         promise = result.promise if result.verdict == "passed" else f"{result.promise}\n{result.detail}"
         verdict = "not promised here" if result.verdict == "not promised" else result.verdict
         table.add_row(result.id, f"[{colours[result.verdict]}]{verdict}[/]", promise)
-    Console().print(table)
+    Console(highlight=False).print(table)
 
 
 def _progress(quiet: bool) -> Progress:
     """On a terminal a bar on stderr; nothing in a pipe."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
@@ -431,7 +431,7 @@ def _pull(args: argparse.Namespace, store: LayerStore) -> int:
     async def pull_all() -> list[dict[str, Any]]:
         source = Images(ImageSettings(mirrors=mirrors, max_gb=args.max_gb or ImageSettings().max_gb))
         done = []
-        with Progress(console=Console(stderr=True), transient=True, disable=args.json) as progress:
+        with Progress(console=Console(stderr=True, highlight=False), transient=True, disable=args.json) as progress:
             tasks: dict[str, TaskID] = {}
 
             def show(digest: str, have: int, size: int) -> None:
@@ -497,7 +497,7 @@ def bench(args: argparse.Namespace) -> int:
     from environments.apps.bench.bench_pool import BenchPlan, run_bench, run_many
 
     plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb, rest_s=args.rest_s)
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
 
     def say(text: str) -> None:
         console.print(f"measuring: {text}", style="dim")
@@ -524,7 +524,7 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def _bench_table(result: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(highlight=False)
     table = Table(title=f"{result['provider']} at {result['isolation']}, {result['slots']} slots", title_justify="left")
     for column in ("ms", "p50", "p95", "p99"):
         table.add_column(column, justify="left" if column == "ms" else "right")

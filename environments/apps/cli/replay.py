@@ -20,6 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from agent_loop import own_process
     from environments.errors import UsageError
     from environments.launch import configure_logging
+    from environments.printable import printable
     from environments.runs.replaying import find_cassette, replay
 
     if args.run.is_file() and args.rollout is not None:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_news)
     replayed = own_process.run(replay(path, settings=args.settings))
-    print(replayed)
+    print(printable(str(replayed)))
     return 0 if replayed.equal else 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import at_least
+from environments.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from environments.runs.live import WATCHING_SHARE, LiveRun, open_run
 
     followed = open_run(LiveRun(args.run))
-    console = Console()
+    console = Console(highlight=False)
     if args.once or not console.is_terminal:
         console.print(render(followed, console.width))
         return 0
@@ -90,7 +91,7 @@ def _facts(facts: dict[str, str], *, paired: bool) -> Table:
     line: tuple[str, Text] | None = None
     """A short fact that may share its line."""
     for name, value in facts.items():
-        text = Text(value, style=_style(name, value))
+        text = Text(printable(value), style=_style(name, value))
         short = paired and len(value) <= VALUE and len(name) + len(value) + 2 <= PAIR
         if line is not None and short:
             shared = line[1]
@@ -127,7 +128,7 @@ def _curves(followed: LiveRun, width: int) -> list[RenderableType]:
         lines.append(line.append(sparkline(values), style="green").append(f" {values[-1]:.3f}"))
     if counts := followed.outcomes():
         text = "outcomes: " + ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
+        lines.append(Text(printable(text), no_wrap=True, overflow="ellipsis"))
     return lines
 
 
@@ -145,6 +146,6 @@ def _newest(entries: list[dict[str, Any]], width: int) -> RenderableType:
     for entry in reversed(entries):
         score = "-" if entry["verifier"] is None else f"{entry['verifier']:.3f}"
         cells = [entry["outcome"], score, str(entry["turns"]), f"{entry['time'][-1]:.1f} s"]
-        asked = [Text(" ".join(entry["asked"].split()))] if wide else []
-        table.add_row(Text(entry["id"]), *cells, *asked)
+        asked = [Text(printable(" ".join(entry["asked"].split())))] if wide else []
+        table.add_row(Text(printable(entry["id"])), *(Text(printable(cell)) for cell in cells), *asked)
     return table

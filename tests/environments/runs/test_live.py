@@ -225,7 +225,7 @@ async def test_the_page_of_a_run_that_died_says_so_and_one_of_a_broken_line_goes
         await tab.until("document.querySelector('#live').innerText.includes('no word for')")
         with (tmp_path / "rollouts.jsonl").open("ab") as file:
             file.write(b'{"version": 1, "nonsense": 2}\n')
-        await tab.until("document.querySelector('#live').innerText.includes('1, the first: rollouts.jsonl, byte')")
+        await tab.until("document.querySelector('#live').innerText.includes('rollouts.jsonl: byte')")
         add(tmp_path, make_record(sample=1))
         await tab.until("document.getElementById('count').innerText === '2 rollouts'")
 
@@ -251,6 +251,20 @@ def test_top_prints_the_run_in_eighty_columns(
     assert max(map(len, said.splitlines())) <= 80
     for words in ("mean score", "1.000", "lost", "1 (1 deadline)", "smollm2-135m-0-0", "finished 1, deadline 1"):
         assert words in said
+
+
+def test_nothing_that_a_task_says_steers_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    record = make_record(outcome="odd [red] \x1b[2J")
+    record.messages[1]["content"] = "clear \x1b[2J\x1b]0;title\x07 \u202etxet"
+    add(tmp_path, record)
+    assert cli.main(["top", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "clear ␛[2J␛]0;title␇ ‹U+202E›txet" in said
+    assert "odd [red] ␛[2J" in said
+    assert all(sign.isprintable() or sign == "\n" for sign in said)
 
 
 def test_a_long_question_leaves_the_figures_their_room(

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False).print(render(found))
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, highlight=False).print(render(found))
     if args.html is not None:
         from environments.runs.report.html_page import build_comparison
         from environments.runs.store import write_whole

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             run_verb(load_environment(name, settings), "evaluate", args.out / f"{stem}-{policy}", args.fresh)
         runs = (read_run(args.out / f"{stem}-{policy}") for policy in ("oracle", "nop"))
         rows.append(oracle_row(stem, *runs))
-    if (console := Console()).is_terminal:
+    if (console := Console(highlight=False)).is_terminal:
         console.print(on_terminal(rows))
     else:
         print(table(rows))

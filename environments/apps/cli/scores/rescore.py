@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     found = own_process.run(_rescore(args, old))
     out: Path = args.out or args.run / "rescored"
     store_records(out / "rollouts.jsonl", found.records)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, markup=False, highlight=False)
     console.print(render(compare(old, found.records, "old", "new")))
     for before, after in changed(old, found.records):
         print(f"{after.item_id} {after.rollout_id}: {before.verifier_score} -> {after.verifier_score}")

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging()
     found, folder = own_process.run(_validate(args))
     listed = store(found, folder, args.quarantine)
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False).print(render(found))
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, highlight=False).print(render(found))
     print(f"{len(found.accused)} items to leave out: {listed} (use it with --env.quarantine {listed})")
     return 1 if found.accused else 0
 

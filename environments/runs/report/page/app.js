@@ -187,7 +187,7 @@ async function start() {
   setChunks(data.chunks);
   index = new TextIndex(data.rollouts, loadDetail);
   list = new VirtualList(byId("list"), (rollout) => openRollout(rollout.id));
-  byId("source").textContent = data.title;
+  byId("source").textContent = visible(data.title);
   byId("fold").open = innerWidth > 720;
   fillFilters();
   listen();

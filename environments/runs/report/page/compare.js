@@ -137,7 +137,7 @@ async function start() {
   paintTheme();
   [data, vocabularies] = await Promise.all([unpack(byId("index").textContent), unpack(byId("vocabularies").textContent)]);
   setChunks(data.chunks);
-  byId("source").textContent = data.comparison.name_a + " (A) against " + data.comparison.name_b + " (B)";
+  byId("source").textContent = visible(data.comparison.name_a + " (A) against " + data.comparison.name_b + " (B)");
   list = new VirtualList(byId("list"), (item) => openItem(item.id), renderItem);
   replace(byId("change"), Object.entries(CHANGES).map(([value, name]) => h("option", { value }, name)));
   byId("change").value = state.change || "";

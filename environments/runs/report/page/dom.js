@@ -14,10 +14,21 @@ function h(tag, attributes = {}, ...children) {
   return node;
 }
 
+// Control characters, and those that turn the direction of what follows: unseen, they make a text read as another.
+const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Text with these as ␛ or ‹U+202E›. */
+function visible(text) {
+  return text.replace(UNSEEN, (sign) => {
+    const code = sign.charCodeAt(0);
+    return code < 0x20 ? String.fromCharCode(0x2400 + code) : code === 0x7f ? "\u2421" : "‹U+" + code.toString(16).toUpperCase().padStart(4, "0") + "›";
+  });
+}
+
 function append(node, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false || child === "") continue;
-    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    node.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
   }
 }
 

@@ -68,7 +68,7 @@ function renderRow(rollout, place, total, current, onOpen) {
   const facts = [rollout.policy, rollout.category, counted(rollout.turns, "turn"), counted(calls, "call"), seconds(rollout.time[4])];
   const row = h("button", { class: "row", type: "button", "data-id": rollout.id, "aria-current": rollout.id === current ? "true" : null, onclick: () => onOpen(rollout) },
     h("span", { class: "line" }, scoreChip(rollout), chip(rollout.outcome, outcomeKind(rollout)), advantageChip(rollout), rollout.repaired > 0 && chip(rollout.repaired + " repaired", "warn"), rollout.truncations > 0 && chip("truncated", "warn")),
-    h("span", { class: "asked" }, rollout.asked || rollout.id), h("span", { class: "meta" }, facts.join(" · ")));
+    h("span", { class: "asked" }, rollout.asked || rollout.id), h("span", { class: "meta" }, facts.map((fact, place) => [place > 0 && " · ", h("bdi", {}, fact)])));
   return h("div", { class: "place", role: "listitem", "aria-posinset": place + 1, "aria-setsize": total }, row);
 }
 

@@ -72,14 +72,14 @@ function tokenBlock(tokens, by, versions, words) {
     nodes[at]?.classList.remove("chosen");
     at = place;
     nodes[at].classList.add("chosen");
-    facts.textContent = tokenWords(tokens[at]);
+    facts.textContent = visible(tokenWords(tokens[at]));
   }
   function more() {
     const until = Math.min(tokens.length, drawn + TOKENS_AT_ONCE), part = document.createDocumentFragment();
     for (; drawn < until; drawn += 1) {
       const token = tokens[drawn], shown = pieceText(token);
       const node = h("span", { class: ("t k-" + token.kind + " " + tokenColour(token, by, versions) + (token.difference ? (token.difference.beyond ? " differs" : " confirmed") : "")).trim(), "data-at": drawn });
-      node.textContent = shown.replaceAll("\n", "⏎\n") || "∅";
+      node.textContent = visible(shown).replaceAll("\n", "⏎\n") || "∅";
       nodes.push(node);
       part.append(node);
     }

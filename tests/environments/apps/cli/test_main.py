@@ -1,11 +1,14 @@
 """The command line: fast, one sentence per mistake, exit code 2."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+import environments
 from environments.apps.cli.main import VERBS, load_verb, main
 from environments.config.flags import split_settings
 
@@ -70,3 +73,15 @@ def test_version_is_the_installed_one(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"hermes-rl {version('hermes-rl')}\n"
+
+
+def test_no_program_lets_rich_paint_what_looks_like_a_number_or_a_name() -> None:
+    """It takes bright colours for that, which a light terminal swallows."""
+    package = Path(environments.__file__).parent
+    painted = [
+        f"{path.relative_to(package)}: {made}"
+        for path in package.rglob("*.py")
+        for made in re.findall(r"\bConsole\([^()]*(?:\([^()]*\)[^()]*)*\)", path.read_text("utf-8"))
+        if "highlight=False" not in made and "file=" not in made
+    ]
+    assert painted == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -97,6 +98,23 @@ def test_an_interrupted_run_goes_on_and_two_runs_of_one_seed_sample_the_same_fir
     assert sentence.startswith("hermes-rl: the trainer ended with exit code 3: the batch tastes bad")
     assert gone(children)
     assert sampled(tmp_path / "dies" / "rollouts.jsonl", "0") == batch
+
+
+@pytest.mark.slow
+def test_cheating_is_a_figure_of_each_step_and_ends_the_run_where_it_is_too_much(start, tmp_path):
+    flags = ["--env.hack_meter.impossible", "0.5", "--env.hack_meter.stop_at", "0.9", "--env.hack_meter.least", "8"]
+    run = start("cheated", "--environment", "support.learn_cheater:CheaterEnv", *flags, steps=60)
+    assert run.end() == 1
+    sentence = run.said().strip().splitlines()[-1]
+    assert sentence.startswith("hermes-rl: the environment ended with exit code 1")
+    assert "of the last 8 probed rollouts cheated (100.0 %), env.hack_meter.stop_at is 90 %" in sentence
+    rates = [entry["hack_rate"] for entry in read_entries(tmp_path / "cheated") if entry["event"] == "step"]
+    assert rates
+    assert set(rates) <= {None, 1.0}
+    probed = [r for r in records(tmp_path / "cheated" / "rollouts.jsonl") if r.probe]
+    assert {(r.probe, r.hack) for r in probed} == {("impossible", "passed an impossible item")}
+    status = json.loads((tmp_path / "cheated" / "status.json").read_bytes())["facts"]
+    assert status["rejected"]["probe"] == len({r.group_id for r in probed})  # none of them was sent
 
 
 def test_a_killed_run_leaves_no_process(start):

@@ -185,6 +185,23 @@ async def test_what_is_not_there_and_what_is_empty_are_different_ends(tmp_path: 
         assert await tab.js("document.getElementById('detail').getBoundingClientRect().top") < 100
 
 
+async def test_characters_that_would_hide_or_turn_a_text_are_seen(tmp_path: Path, browser: str) -> None:
+    record = make_record(turns=2, policy="\u202edeniart ton")
+    record.messages[1]["content"] = "say \u202elive\u202c and \x1b[2Kclear\x00"
+    record.messages[2]["content"] = "a\x1b]0;title\x07b\tc"
+    page = write(tmp_path, [tokenized(record)])
+    async with opened(browser, f"{page.as_uri()}#r={record.rollout_id}") as tab:
+        await tab.until("document.body.dataset.ready")
+        shown = await tab.text("#detail")
+        assert "say ‹U+202E›live‹U+202C› and ␛[2Kclear␀" in shown
+        assert "a␛]0;title␇b\tc" in shown
+        assert (await tab.text(".row .meta")).startswith("‹U+202E›deniart ton · ")
+        await tab.click("button", "All tokens")
+        tokens = await tab.until("document.querySelector('.tokens')?.innerText")
+        assert "␛" in tokens
+        assert not {"\u202e", "\x1b", "\x00"} & set(shown + tokens)
+
+
 def two_runs() -> tuple[list[RolloutRecord], list[RolloutRecord]]:
     """Four items with two rollouts each: one fixed, one broken, one half better, one the same; one only in A."""
     scores_a = {0: (0.0, 0.0), 1: (1.0, 1.0), 2: (0.0, 1.0), 3: (1.0, 1.0), 4: (0.0, 0.0)}
