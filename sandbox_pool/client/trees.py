@@ -74,7 +74,7 @@ async def pack_local(source: Path, name: str) -> AsyncIterator[bytes]:
         if reading is None or reading.done():
             pieces.close()
         else:
-            reading.add_done_callback(lambda ended: (ended.exception(), pieces.close()))
+            reading.add_done_callback(lambda _: pieces.close())
 
 
 def _pieces(source: Path, name: str) -> Generator[bytes, None, None]:

@@ -114,7 +114,14 @@ def _until_open(port: int, process: subprocess.Popen[bytes]) -> None:
 def _certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "cert.pem", folder / "key.pem"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    words += ["-addext", f"subjectAltName=DNS:localhost,DNS:{BEHIND_PROXY},IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    words += [
+        "-addext",
+        f"subjectAltName=DNS:localhost,DNS:{BEHIND_PROXY},IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(words, check=True, capture_output=True)
     return certificate, key
 

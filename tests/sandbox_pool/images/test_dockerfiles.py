@@ -1,4 +1,7 @@
-"""`dockerfile:` images: the engine that works is found, and its words are told when none does. Real engines: tests/live/docker."""
+"""`dockerfile:` images: the engine that works is found, and what all say is told when none does.
+
+Real engines build them in tests/live/docker.
+"""
 
 from __future__ import annotations
 
