@@ -65,7 +65,8 @@ async def test_an_ordinary_users_slot_is_the_image_of_its_spec(make_config, appt
             image = stack.enter_context(running_registry(tmp_path / "registry")).push(made, "big", "1")
         config = make_config(images=ImageSettings(store_dir=store))
         async with SlotPool.from_config(config) as pool, pool.lease("t", SandboxSpec(image=image)) as box:
-            assert (await box.exec("pwd; echo $A; stat -c %s /big; cat main.py")).output == "/app\nb\n83886080\nprint('hi')\n"
+            seen = await box.exec("pwd; echo $A; stat -c %s /big; cat main.py")
+    assert seen.output == "/app\nb\n83886080\nprint('hi')\n"
     assert len(list(store.glob("*/layers/*"))) == 2
 
 
