@@ -60,9 +60,21 @@ def is_tree(source: Path) -> bool:
 
 async def pack_local(source: Path, name: str) -> AsyncIterator[bytes]:
     """Records of a local file or tree; `name` is the path of its root in the stream."""
-    with contextlib.closing(_pieces(source, name)) as pieces:
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+    pieces = _pieces(source, name)
+    reading: asyncio.Task[bytes | None] | None = None
+    try:
+        while True:
+            reading = asyncio.get_running_loop().create_task(asyncio.to_thread(next, pieces, None))
+            piece = await asyncio.shield(reading)
+            if piece is None:
+                break
             yield piece
+    finally:
+        # Nobody waits any more; but a generator cannot be closed while a thread is in it.
+        if reading is None or reading.done():
+            pieces.close()
+        else:
+            reading.add_done_callback(lambda _: pieces.close())
 
 
 def _pieces(source: Path, name: str) -> Generator[bytes, None, None]:

@@ -19,12 +19,12 @@ OUTPUT_TAIL = 2000
 
 
 async def build(path: Path, cache: Path) -> Path:
-    """An archive in the layout of the OCI. `path` is a Dockerfile or the folder around one."""
+    """An archive as `docker save` writes it. `path` is a Dockerfile or the folder around one."""
     dockerfile = path / "Dockerfile" if path.is_dir() else path
     if not dockerfile.is_file():
         raise ImageError(f"there is no Dockerfile at {str(path)!r}")
     key = await asyncio.to_thread(_content_of, dockerfile.parent, dockerfile.name)
-    archive = cache / f"{key}.tar"
+    archive = cache / f"{key}.saved.tar"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone(cache / f"{key}.lock") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
@@ -59,18 +59,33 @@ def _content_of(folder: Path, name: str) -> str:
     return digest.hexdigest()
 
 
+async def _engine() -> str:
+    """The first one that answers: docker's command may be here without the engine that it asks."""
+    problems = []
+    for name in ENGINES:
+        if shutil.which(name):
+            try:
+                await _run([name, "version"])
+            except ImageError as error:
+                problems.append(str(error))
+            else:
+                return name
+    names = ", ".join(ENGINES)
+    if problems:
+        raise ImageError(f"a Dockerfile needs one of {names}, and none here works: {'; '.join(problems)}")
+    raise ImageError(f"a Dockerfile needs an engine: install one of {names}, or name a built image")
+
+
 async def _build(dockerfile: Path, tag: str, archive: Path) -> None:
-    engine = next((name for name in ENGINES if shutil.which(name)), None)
-    if engine is None:
-        raise ImageError(f"a Dockerfile needs an engine: install one of {', '.join(ENGINES)}, or name a built image")
+    engine = await _engine()
     words = ["bud" if engine == "buildah" else "build", "-t", tag, "-f", str(dockerfile), str(dockerfile.parent)]
     await _run([engine, *words])
-    if engine == "docker":
+    if engine == "docker":  # writes a layout of the OCI as well from version 25 on
         await _run(["docker", "save", "-o", str(archive), tag])
     elif engine == "podman":
-        await _run(["podman", "save", "--format", "oci-archive", "-o", str(archive), tag])
+        await _run(["podman", "save", "--format", "docker-archive", "-o", str(archive), tag])
     else:
-        await _run(["buildah", "push", tag, f"oci-archive:{archive}"])
+        await _run(["buildah", "push", tag, f"docker-archive:{archive}:{tag}"])
     await _run([engine, "rmi", tag], check=False)
 
 

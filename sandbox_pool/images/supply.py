@@ -69,7 +69,7 @@ class Images:
             return await self.registries.image(name)
         if kind == "dockerfile":
             archive = await build(Path(rest).expanduser(), self._cache / "built")
-            name = f"oci-archive:{archive}"
+            name = f"docker-archive:{archive}"
         return await asyncio.to_thread(read_layout, name)
 
     async def pull(self, name: str, store: LayerStore) -> list[str]:

@@ -34,8 +34,8 @@ class ImageOptions(BaseModel):
     apptainer: str = "apptainer"
     """The program; `singularity` where it has its old name."""
     image: str | None = None
-    """Path of a SIF file or of a folder, `docker-archive:PATH`, `oci-archive:PATH` or `docker://NAME`, unless a spec
-    names a registry's image. It needs a Python 3.9 or later."""
+    """Path of a SIF file or of a folder, `docker-archive:PATH`, `oci-archive:PATH` or `docker://NAME`; without it the
+    registry's image of a spec. It needs a Python 3.9 or later."""
     image_python: str = "python3"
     """Interpreter in the image."""
     binds: Texts = ()
@@ -56,8 +56,8 @@ class ImageOptions(BaseModel):
         return binds
 
     def own_image(self, spec: SandboxSpec) -> str | None:
-        """The image of hosts for this spec; directories, layouts and archives are for its slots."""
-        return spec.image if spec.image and not is_for_slots(spec.image) else self.image
+        """The image of hosts for this spec. Where there is one for all, images of specs are sent to it as layers."""
+        return self.image or (spec.image if spec.image and not is_for_slots(spec.image) else None)
 
     def container(self, image: str | None) -> dict[str, Any]:
         """What a machine must know to run hosts in this image."""
@@ -117,7 +117,7 @@ class ApptainerProvider(MachinesProvider[ApptainerOptions]):
         return hashlib.sha256(str(self.own_image(spec)).encode()).hexdigest()[:12]
 
     def own_image(self, spec: SandboxSpec) -> str | None:
-        """The spec's, where it is a registry's, else that of the options."""
+        """That of the options, else the spec's, where it is a registry's."""
         image = self._options.own_image(spec)
         if image is None:
             raise PlaceUnreachable("no image for hosts: set `image` in provider_options, or name one in the spec")

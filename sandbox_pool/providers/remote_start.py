@@ -45,7 +45,8 @@ def loader_settings(context: ProviderContext, name: str, bind: str, scratch: Pat
     """The loader's variables, of which none is secret."""
     return {
         "HRL_BIND": bind,
-        "HRL_SCRATCH": str(scratch / "hermes-rl"),
+        # By the host's name, as its cgroups are: those of containers may be all in one place.
+        "HRL_SCRATCH": str(scratch / f"hermes-rl-{name.rpartition('-')[2]}"),
         "HRL_SERVER_SHA256": packed_server()[1],
         "HRL_TOKEN_SHA256": token_hash(context.token(name)),
         "HRL_LOAD_S": f"{load_s:g}",

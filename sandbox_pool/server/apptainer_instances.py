@@ -29,12 +29,13 @@ class ContainerFault(Exception):
     """Apptainer could not do it, in its own words."""
 
 
-def enter(container: Container, name: str, directory: Path, server: str) -> list[str]:
-    """Start the host's instance; the command that runs the server in it and ends the instance after it."""
+def enter(container: Container, name: str, directory: Path, server: str, layers: str) -> list[str]:
+    """Start the host's instance, with the folder of layers in it; the command that runs the server there and ends the
+    instance after it."""
     starter = directory / "start"
     starter.write_text(STARTER)
     starter.chmod(0o755)
-    binds = [str(directory), server, f"{starter}:{START_SCRIPT}", *container["binds"]]
+    binds = [str(directory), server, layers, f"{starter}:{START_SCRIPT}", *container["binds"]]
     flags = [word for bind in binds for word in ("--bind", bind)]
     program = container["program"]
     _run(program, "instance", "start", "--containall", *flags, *container["flags"], container["image"], name)

@@ -46,6 +46,7 @@ from .host_folders import (
     write_new,
     write_record,
 )
+from .images.layer_store import default_path
 
 GREETING = "hermes-rl machine "
 """Before the facts: what a login shell prints comes earlier."""
@@ -148,7 +149,9 @@ def start(request: Request) -> dict[str, Any]:
     container = request.get("container")
     program = [sys.executable, sys.argv[0]]
     if container:
-        program = apptainer_instances.enter(container, directory.name, directory, sys.argv[0])
+        store = _layer_store(arguments)
+        program = apptainer_instances.enter(container, directory.name, directory, sys.argv[0], store)
+        arguments += ["--images", store]
     with (directory / "server.log").open("wb") as log, (directory / ALIVE).open("rb") as alive:
         server = subprocess.Popen(
             [*program, "--scratch", str(scratch), "--listen", address, *arguments],
@@ -169,6 +172,13 @@ def start(request: Request) -> dict[str, Any]:
     record["address"] = said.get("address", address)
     write_record(directory, record)
     return record
+
+
+def _layer_store(arguments: list[str]) -> str:
+    """Where layers of images are kept: outside of instances, which have little room and end."""
+    path = arguments[arguments.index("--images") + 1] if "--images" in arguments else default_path()
+    os.close(open_private(path))
+    return path
 
 
 def _first_line(server: subprocess.Popen[bytes], token: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _add_images(actions: Any) -> None:
     verbs = images.add_subparsers(dest="images_action", metavar="VERB", required=True)
     build = verbs.add_parser("build", help="make the image of our sandboxes with docker or podman")
     build.add_argument("--provider", choices=("docker", "podman"), default="docker", help="whose command builds it")
-    build.add_argument("--tag", default="hermes-sandbox", help="name of the image (default hermes-sandbox)")
+    build.add_argument("--tag", default="hermes-sandbox:local", help="name of the image (default hermes-sandbox:local)")
     build.add_argument("--base", default="debian:bookworm-slim", help="a Debian to build on")
     build.add_argument("--network", help="network of the build, e.g. host")
     build.add_argument(

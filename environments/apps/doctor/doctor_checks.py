@@ -180,7 +180,7 @@ async def _engine(kind: str, fix: str) -> Finding:
             known = {tag for each in await engine.images.list() for tag in each.get("RepoTags") or ()}
     except (PlaceUnreachable, *UNREACHABLE) as error:
         return Finding(kind, "missing", f"no engine answers: {error}", fix)
-    if any(f"/{tag}".endswith(f"/{IMAGE}:latest") for tag in known):
+    if any(f"/{tag}".endswith(f"/{IMAGE}") for tag in known):
         return Finding(kind, "ok", f"engine {version} with the image {IMAGE}")
     build = "hermes-rl pool images build" + (f" --provider {kind}" if kind != "docker" else "")
     return Finding(kind, "limited", f"engine {version} without the image {IMAGE}", f"{build}, or name another image")

@@ -71,10 +71,11 @@ async def a_fork_bomb_stays_in_its_slot(ctx: CheckContext) -> None:
 @check("pids-limit", "python3")
 async def the_number_of_processes_is_limited(ctx: CheckContext) -> None:
     """A slot gets no more processes than its spec says."""
-    async with ctx.lease(SandboxSpec(pids=40)) as box:
+    async with ctx.lease(SandboxSpec(pids=100)) as box:
         await box.write_file("fork.py", FORK)
         result = await box.exec("python3 fork.py", timeout_s=15)
-    expect(20 <= int(result.output) <= 50, f"{result.output.strip()} processes with 40 allowed")
+    # gVisor lets its groups grow by eight more.
+    expect(80 <= int(result.output) <= 120, f"{result.output.strip()} processes with 100 allowed")
 
 
 @check("disk-limit")

@@ -29,8 +29,8 @@ from sandbox_pool.errors import PlaceUnreachable
 from sandbox_pool.providers.base import Texts
 from sandbox_pool.providers.containers_provider import ContainerOptions, said
 
-IMAGE = "hermes-sandbox"
-"""What `hermes-rl pool images build` makes."""
+IMAGE = "hermes-sandbox:local"
+"""What `hermes-rl pool images build` makes. Not `latest`: that Nomad would pull from a registry, whatever is here."""
 SCHEMES = ("unix://", "tcp://", "http://", "https://", "ssh://", "npipe://")
 SSH = "ssh://"
 HELLO = b"HEAD /_ping HTTP/1.1\r\nHost: engine\r\n\r\n"

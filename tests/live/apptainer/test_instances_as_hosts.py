@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 
 import pytest
 
 from sandbox_pool import SandboxLost, SandboxSpec, SlotPool
+from sandbox_pool.config import ImageSettings
 from sandbox_pool.errors import HostStartFailed
 from sandbox_pool.journal.journal import Journal
+from support.apptainer_place import USER
 from support.cli_verb import run_verb
-from support.image_layouts import Made, folder, link, pack
+from support.image_layouts import BUSYBOX, Made, base_layer, entry, folder, link, pack
+from support.image_registry import PROGRAM, running_registry
 from support.pool_clients import busy_client, kill
 from support.pool_trials import promises, random_leases
 from support.pool_wait import started
@@ -42,6 +46,28 @@ async def test_a_name_is_one_instance_for_every_process_and_a_stop_by_any_of_the
     await first.stop("hrl-one")
     assert await first.list() == []
     assert apptainer.instances() == {}
+
+
+@pytest.mark.skipif(BUSYBOX is None, reason="no busybox")
+@pytest.mark.parametrize("by", ["layout", "registry"])
+async def test_an_ordinary_users_slot_is_the_image_of_its_spec(make_config, apptainer, tmp_path, by):
+    """Its layers lie outside of the instance, which has room for 64 MB."""
+    made = Made([base_layer(), pack([entry("big", data=os.urandom(80 << 20))])], {"Env": ["A=b"], "WorkingDir": "/app"})
+    store = apptainer.folder / f"store-{by}"
+    store.mkdir(mode=0o700)
+    shutil.chown(store, USER)
+    with contextlib.ExitStack() as stack:
+        if by == "layout":
+            image = made.layout(tmp_path / "image")
+        elif PROGRAM is None:
+            pytest.skip("docker-registry is not installed")
+        else:
+            image = stack.enter_context(running_registry(tmp_path / "registry")).push(made, "big", "1")
+        config = make_config(images=ImageSettings(store_dir=store))
+        async with SlotPool.from_config(config) as pool, pool.lease("t", SandboxSpec(image=image)) as box:
+            seen = await box.exec("pwd; echo $A; stat -c %s /big; cat main.py")
+    assert seen.output == "/app\nb\n83886080\nprint('hi')\n"
+    assert len(list(store.glob("*/layers/*"))) == 2
 
 
 def test_what_a_killed_client_left_is_removed_by_gc(make_config, apptainer, tmp_path):

@@ -14,7 +14,7 @@ from environments.apps.doctor import doctor_checks
 from sandbox_pool import PoolConfig, SandboxLost, SandboxSpec, SlotPool
 from sandbox_pool.errors import HostStartFailed
 from sandbox_pool.journal.journal import Journal
-from sandbox_pool.providers.docker import docker_provider
+from sandbox_pool.providers.docker import docker_engine, docker_provider
 from support import container_engines
 from support.cli_verb import run_verb
 from support.pool_clients import busy_client, kill
@@ -129,9 +129,9 @@ async def test_doctor_says_what_can_be_used_and_what_would_have_to_be_done(engin
     ask = getattr(doctor_checks, engine.kind)
     found = await ask()
     assert (found.status, f"--provider {engine.kind}" in found.fix) == ("limited", engine.kind == "podman")
-    engine.run("tag", container_engines.IMAGE, "hermes-sandbox:latest")
+    engine.run("tag", container_engines.IMAGE, docker_engine.IMAGE)
     assert (await ask()).status == "ok"
-    engine.run("rmi", "hermes-sandbox:latest")
+    engine.run("rmi", docker_engine.IMAGE)
 
 
 @slow
