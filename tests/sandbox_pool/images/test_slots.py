@@ -12,7 +12,7 @@ import pytest
 
 from sandbox_pool import PoolConfig, SandboxSpec, SlotPool
 from sandbox_pool.errors import ImageError
-from sandbox_pool.server.images.unpack import ZSTD
+from sandbox_pool.server.images.inflate import ZSTD
 from support.image_layouts import Made, busybox, entry, folder, link, pack
 
 pytestmark = [
