@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from environments.errors import UsageError, at_least
@@ -49,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
     from environments.trainers.checks.exactness import SamplesItself, corrupted, judge
 
     configure_logging()
-    trainer = getattr(importlib.import_module(module), view)(args.model)
-    own = {"model": trainer.backend, "tokenizer": trainer.tokenizer} if isinstance(trainer, SamplesItself) else {}
-    with BlockingRollouts(Rollouts(args.config, args.settings, **own)) as rollouts:
-        items = (item for item, _ in zip(rollouts.items(), range(int(args.groups)), strict=False))
-        samples = [sample for item in items for sample in rollouts.group(item)]
-    found = {"samples": judge(trainer, samples)}
-    found |= {control: judge(trainer, corrupted(samples, control)) for control in args.control}
+    with contextlib.redirect_stdout(sys.stderr):  # what trainers print is not the answer
+        trainer = getattr(importlib.import_module(module), view)(args.model)
+        own = {"model": trainer.backend, "tokenizer": trainer.tokenizer} if isinstance(trainer, SamplesItself) else {}
+        with BlockingRollouts(Rollouts(args.config, args.settings, **own)) as rollouts:
+            items = (item for item, _ in zip(rollouts.items(), range(int(args.groups)), strict=False))
+            samples = [sample for item in items for sample in rollouts.group(item)]
+        found = {"samples": judge(trainer, samples)}
+        found |= {control: judge(trainer, corrupted(samples, control)) for control in args.control}
     print(_as_json(found) if args.json else "\n".join(f"{name}: {one.sentence()}" for name, one in found.items()))
     return 0 if [one.exact for one in found.values()] == [True] + [False] * len(args.control) else 1
 
