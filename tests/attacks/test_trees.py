@@ -58,7 +58,7 @@ async def test_a_file_longer_than_any_memory_is_not_read_whole(server: Server) -
 async def test_a_directory_with_names_without_end_does_not_fill_the_server(server: Server) -> None:
     async with server.lease() as agent:
         make = "for i in range(40000): os.link('f', f'd/{i:0250}')"
-        await agent.exec(f"touch f; mkdir d; python3 -c \"import os\n{make}\"", timeout_s=100)
+        await agent.exec(f'touch f; mkdir d; python3 -c "import os\n{make}"', timeout_s=100)
         with pytest.raises(SandboxFileError) as refused:
             await agent.list_dir("d")
         assert refused.value.errno == errno.EFBIG
