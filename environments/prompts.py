@@ -40,7 +40,6 @@ class PromptsConfig(ListedItemsConfig):
         validation_alias="dataset",
         description="A .jsonl, .jsonl.gz or .parquet file, or a name for `datasets`; also `dataset`.",
     )
-    prompt_field: str = Field(default="prompt", description="Column that holds the prompt: text, or chat messages.")
     answer_field: str = Field(default="answer", description="Column that holds the expected answer.")
     match: Literal["exact", "contains", "number"] = Field(
         default="exact",

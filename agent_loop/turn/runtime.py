@@ -70,11 +70,14 @@ class HandlerRuntime:
 
     async def call(self, name: str, arguments: dict[str, Any], *, call_id: str) -> ToolOutcome:
         """Ask the handler; its return value is read for an error and an exit code."""
-        if _is_async(self._handler):
-            result = self._handler(name, arguments, self._task_id)
-        else:
-            result = await in_thread(lambda: self._handler(name, arguments, self._task_id))
-        return as_outcome(await result if inspect.isawaitable(result) else result)
+        try:
+            if _is_async(self._handler):
+                result = self._handler(name, arguments, self._task_id)
+            else:
+                result = await in_thread(lambda: self._handler(name, arguments, self._task_id))
+            return as_outcome(await result if inspect.isawaitable(result) else result)
+        except SystemExit as error:  # of a library that thinks it is a program: it would end the whole run
+            raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
     def parallel_safe(self, name: str) -> bool:
         """Only tools named in `parallel_tools`."""

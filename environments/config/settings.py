@@ -186,6 +186,7 @@ class HermesAgentEnvConfig(AtroposEnvConfig):
     terminal_lifetime: float = Field(default=3600.0, gt=0, description="Seconds a rollout may hold its sandbox.")
     dataset_name: str | None = None
     dataset_split: str = "train"
+    prompt_field: str = "prompt"
     default_result_size_chars: int = Field(default=100_000, gt=0)
     turn_budget_chars: int = Field(default=200_000, gt=0)
     preview_size_chars: int = Field(

@@ -57,7 +57,7 @@ def open_private(path: AnyPath, mode: int = 0o700, *, may_be_link: bool = False)
             raise NotPrivate(f"{place} is not a folder (or a link that is not followed)") from None
         raise
     try:
-        _check_folder(os.fstat(fd), place)
+        _check_folder(os.fstat(fd), fd, place)
         if os.fstat(fd).st_mode & 0o777 & ~mode and not may_be_link:
             os.fchmod(fd, mode)
     except BaseException:
@@ -74,7 +74,7 @@ def check_private(path: AnyPath) -> bool:
         info = os.lstat(place)
     except FileNotFoundError:
         return False
-    _check_folder(info, place)
+    _check_folder(info, place, place)
     return True
 
 
@@ -86,14 +86,28 @@ def _own_link(place: str) -> bool:
     return not stat.S_ISLNK(info.st_mode) or info.st_uid in (0, os.geteuid())
 
 
-def _check_folder(info: os.stat_result, place: str) -> None:
+def _others_write(info: os.stat_result, folder: int | str) -> bool:
+    """Everybody, a group that is not ours, or users of a list (an ACL), whose rights show as those of the group."""
+    by_group = info.st_mode & 0o020 and (info.st_gid not in (0, os.getegid()) or _has_list(folder))
+    return bool(info.st_mode & 0o002 or by_group)
+
+
+def _has_list(folder: int | str) -> bool:
+    if not hasattr(os, "listxattr"):
+        return False
+    try:
+        return "system.posix_acl_access" in os.listxattr(folder)
+    except OSError:
+        return False
+
+
+def _check_folder(info: os.stat_result, folder: int | str, place: str) -> None:
     if not stat.S_ISDIR(info.st_mode):
         raise NotPrivate(f"{place} is not a folder")
     if info.st_uid != os.geteuid():
         owner, me = user_name(info.st_uid), user_name(os.geteuid())
         raise NotPrivate(f"{place} belongs to {owner}, not to {me} (a folder of yours in it would do)")
-    by_group = info.st_mode & 0o020 and info.st_gid not in (0, os.getegid())
-    if info.st_mode & 0o002 or by_group:
+    if _others_write(info, folder):
         raise NotPrivate(f"others can write in {place}; `chmod go-w` it if it is yours")
 
 
@@ -109,8 +123,8 @@ def _check_way(parent: str, place: str) -> None:
     while True:
         info = os.stat(way)
         sticky = info.st_mode & stat.S_ISVTX
-        if info.st_mode & 0o002 and not sticky:
-            raise NotPrivate(f"{place} is not safe: anybody can rename what is in {way} (`chmod +t` or `o-w` helps)")
+        if _others_write(info, way) and not sticky:
+            raise NotPrivate(f"{place} is not safe: others can rename what is in {way} (`chmod +t` or `go-w` helps)")
         if info.st_uid not in trusted:
             raise NotPrivate(f"{place} is not safe for root: {way} belongs to {user_name(info.st_uid)}")
         if way == "/":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,6 +109,20 @@ async def test_the_handler_gets_name_arguments_and_task_id():
     server = ScriptedServer(calls(call()), says("done"))
     await HermesAgentLoop(server, [tool()], {"terminal"}, task_id="t-1", tool_handler=handler).run(user())
     assert seen == [("terminal", {"command": "ls"}, "t-1")]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_handler_that_ends_the_program_is_a_failed_call(waits: bool):
+    def handler(name: str, arguments: dict[str, Any], task_id: str) -> str:
+        sys.exit(3)
+
+    async def waiting(name: str, arguments: dict[str, Any], task_id: str) -> str:
+        return handler(name, arguments, task_id)
+
+    server = ScriptedServer(calls(call()), says("done"))
+    result = await HermesAgentLoop(server, [tool()], tool_handler=waiting if waits else handler).run(user())
+    assert json.loads(result.messages[2]["content"]) == {"error": "RuntimeError: it called sys.exit(3)"}
+    assert result.finished_naturally
 
 
 async def test_a_handler_that_raises_gives_the_model_type_and_text():

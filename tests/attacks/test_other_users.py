@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from sandbox_pool.providers import local
 from sandbox_pool.providers.base import ProviderContext, load_provider
 from sandbox_pool.server.build.packing import pack
 from sandbox_pool.server.host_files import NotPrivate, open_private
+from support.slot_server import NOBODY
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user as well")
 ROOT = Path(__file__).parents[2]
@@ -172,11 +174,27 @@ def test_the_journal_and_the_key_are_not_read_from_another_users_folder(shared, 
         ProviderContext(owner="me", slots=1, state_dir=shared / "state").token("h1")
 
 
-def test_a_folder_below_one_where_anybody_can_rename_is_not_private(tmp_path):
+@pytest.mark.parametrize(("mode", "group"), [(0o777, 0), (0o2775, NOBODY)])
+def test_a_folder_below_one_where_others_can_rename_is_not_private(tmp_path, mode, group):
     (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(NotPrivate, match="anybody can rename"):
+    os.chown(tmp_path / "open", 0, group)
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(NotPrivate, match="others can rename"):
         open_private(tmp_path / "open" / "ours")
+
+
+@pytest.mark.parametrize("of", ["state", "."])
+def test_a_list_of_users_who_may_write_is_seen(tmp_path, of):
+    """In the mode it looks like the right of root's own group."""
+    (tmp_path / "state").mkdir()
+    entries = (1, 7, -1), (2, 7, NOBODY), (4, 5, -1), (16, 7, -1), (32, 5, -1)
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(tmp_path / of, "system.posix_acl_access", acl)
+    except OSError:
+        pytest.skip("this file system has no lists")
+    with pytest.raises(StateError, match="others can"):
+        Journal(tmp_path / "state")
 
 
 def test_the_helper_is_not_taken_from_a_cache_that_another_user_made(shared, monkeypatch):

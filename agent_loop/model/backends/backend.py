@@ -36,12 +36,15 @@ class Generation:
 
 
 def weights_spans(rows: Any, tokens: int) -> tuple[WeightsSpan, ...]:
-    """`[{"version", "start", "end"}]`, as vLLM and SGLang send it; raises ModelRefused when it is not all tokens."""
+    """`[{"version", "start", "end"}]`, as vLLM and SGLang send it; raises ModelRefused when it is not all tokens.
+
+    Weights that were never given a version (null) are of none."""
     try:
         spans = tuple(WeightsSpan(str(row["version"]), row["start"], row["end"]) for row in rows or ())
+        unnamed = any(row["version"] is None for row in rows or ())
     except (KeyError, TypeError) as error:
         raise ModelRefused(f"the server's weight_versions cannot be read: {str(rows)[:200]}") from error
-    if not spans or tokens == 0:
+    if not spans or tokens == 0 or unnamed:
         return ()
     if not covers(spans, tokens):
         raise ModelRefused(f"the server's weight_versions are not those of {tokens} tokens: {str(rows)[:200]}")

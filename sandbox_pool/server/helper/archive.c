@@ -382,16 +382,43 @@ static int make_directory(int parent, const char *name, bool opaque) {
     return error;
 }
 
+/* What waits until everything is there. A read-only directory must still be filled, and filling it changes its time; what
+ * is made below one that has rights for new entries would get those. */
+struct later {
+    struct later *next;
+    struct record record;
+    char *attribute; /* its name, NUL, its value; NULL: mode and time of a directory */
+    char path[];
+};
+static struct later *later;
+#define MAX_HELD_BACK 4096 /* a hundred users or so: whoever sends the tree decides how many attributes there are */
+
+static void remember(const struct record *record, const char *path, const char *attribute) {
+    struct later *entry = malloc(sizeof *entry + record->path_length + 1);
+    if (!entry) _exit(71);
+    *entry = (struct later){.next = later, .record = *record};
+    memcpy(entry->path, path, (size_t)record->path_length + 1);
+    if (attribute && !(entry->attribute = malloc((size_t)record->size))) _exit(71);
+    if (attribute) memcpy(entry->attribute, attribute, (size_t)record->size);
+    later = entry;
+}
+
 /* A file system that holds no attributes is no reason to lose the file. */
-static int set_attribute(int in, int parent, const char *name, const struct record *record, bool layer) {
+static void write_attribute(int parent, const char *name, const char *attribute, size_t size) {
+    int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    size_t text = strlen(attribute) + 1;
+    (void)!fsetxattr(fd, attribute, attribute + text, size - text, 0);
+    close(fd);
+}
+
+static int set_attribute(int in, int parent, const char *name, const struct record *record, const char *path, bool layer) {
     static char text[2 * MAX_ATTRIBUTE];
     if (!layer || record->size > sizeof text) return skip(in, record->size);
     if (!read_all(in, text, (size_t)record->size)) return ECONNABORTED;
-    char *end = memchr(text, '\0', (size_t)record->size);
-    int fd = end && carried(text) ? openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
-    if (fd < 0) return 0;
-    (void)!fsetxattr(fd, text, end + 1, (size_t)record->size - (size_t)(end + 1 - text), 0);
-    close(fd);
+    if (!memchr(text, '\0', (size_t)record->size) || !carried(text)) return 0;
+    if (record->size <= MAX_HELD_BACK && !strcmp(text, "system.posix_acl_default")) remember(record, path, text);
+    else write_attribute(parent, name, text, (size_t)record->size);
     return 0;
 }
 
@@ -413,13 +440,6 @@ static int set_metadata(int parent, const char *name, const struct record *recor
     return 0;
 }
 
-/* Mode and time of a directory are set last: a read-only one must still be filled, and filling it changes its time. */
-struct later {
-    struct later *next;
-    struct record record;
-    char path[];
-};
-
 static int unpack_entry(int in, int directory, char *path, const struct record *record, bool layer) {
     const char *name;
     int parent = open_parent(directory, path, &name), error = parent < 0 ? errno : 0;
@@ -431,7 +451,7 @@ static int unpack_entry(int in, int directory, char *path, const struct record *
     case 'h': error = make_hard_link(in, directory, parent, name, record); break;
     case 'p':
     case 'u': error = make_node(parent, name, record->kind == 'p' ? S_IFIFO : S_IFSOCK); break;
-    case 'x': error = set_attribute(in, parent, name, record, layer); break;
+    case 'x': error = set_attribute(in, parent, name, record, path, layer); break;
     case 'd':
     case 'o': error = make_directory(parent, name, record->kind == 'o' || (archive_root_opaque && !*path)); break;
     case 'w': error = layer ? (mknodat(parent, name, S_IFCHR, makedev(0, 0)) ? errno : 0) : ECONNABORTED; break;
@@ -442,31 +462,24 @@ static int unpack_entry(int in, int directory, char *path, const struct record *
     return error;
 }
 
-static struct later *remember(struct later *list, const struct record *record, const char *path) {
-    struct later *entry = malloc(sizeof *entry + record->path_length + 1);
-    if (!entry) _exit(71);
-    entry->next = list;
-    entry->record = *record;
-    memcpy(entry->path, path, (size_t)record->path_length + 1);
-    return entry;
-}
-
-static int finish_directories(int directory, struct later *list, bool layer) {
+static int finish(int directory, bool layer) {
     int first_error = 0;
-    for (struct later *next; list; list = next) {
+    for (struct later *entry; (entry = later);) {
         const char *name;
-        int parent = open_parent(directory, list->path, &name);
-        int error = parent < 0 ? errno : set_metadata(parent, name, &list->record, layer);
+        int parent = open_parent(directory, entry->path, &name), error = parent < 0 ? errno : 0;
+        if (!error && entry->attribute) write_attribute(parent, name, entry->attribute, (size_t)entry->record.size);
+        else if (!error) error = set_metadata(parent, name, &entry->record, layer);
         if (parent >= 0) close(parent);
         if (!first_error) first_error = error;
-        next = list->next;
-        free(list);
+        later = entry->next;
+        free(entry->attribute);
+        free(entry);
     }
     return first_error;
 }
 
 /* Reads to the end even after an error, so that the sender is told instead of cut off. */
-static int unpack_records(int in, int directory, bool layer, struct later **directories) {
+static int unpack_records(int in, int directory, bool layer) {
     for (int first_error = 0;;) {
         struct record record;
         char path[65536];
@@ -475,7 +488,7 @@ static int unpack_records(int in, int directory, bool layer, struct later **dire
         if (record.kind == 'E') return record.size ? (int)record.size : EIO;
         if (!read_all(in, path, record.path_length)) return ECONNABORTED;
         path[record.path_length] = '\0';
-        if (record.kind == 'd' || record.kind == 'o') *directories = remember(*directories, &record, path);
+        if (record.kind == 'd' || record.kind == 'o') remember(&record, path, NULL);
         int error = unpack_entry(in, directory, path, &record, layer);
         if (error == ECONNABORTED) return error;
         if (!first_error) first_error = error;
@@ -483,8 +496,7 @@ static int unpack_records(int in, int directory, bool layer, struct later **dire
 }
 
 int unpack_tree(int in, int directory, bool layer) {
-    struct later *directories = NULL;
-    int first_error = unpack_records(in, directory, layer, &directories);
-    int error = finish_directories(directory, directories, layer);
+    int first_error = unpack_records(in, directory, layer);
+    int error = finish(directory, layer);
     return first_error ? first_error : error;
 }

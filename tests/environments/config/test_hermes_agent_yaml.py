@@ -18,6 +18,9 @@ env:
   terminal_backend: {backend}
   terminal_timeout: 300
   tool_pool_size: 128
+  dataset_name: null
+  dataset_split: train
+  prompt_field: question
   preview_size_chars: 900
   tool_result_overrides: {{terminal: 5000, read_file: null}}
   system_prompt: You are helpful.

@@ -26,13 +26,18 @@ truncate -s 20M sparse; echo end >> sparse; : > empty; chmod 000 empty
 mkdir closed; echo x > closed/in; chmod 500 closed
 echo n > $'new\nline'; echo b > $'\xff\xfe'; echo s > 'with space'; mkdir "$(printf 'n%.0s' $(seq 250))"
 python3 - <<'P'
-import contextlib, os, socket
+import contextlib, os, socket, struct
 for path in ("a/f", "a", "a/b/run"):
     with contextlib.suppress(OSError):
         os.setxattr(path, "user.note", b"kept\x00\xff")
 with contextlib.suppress(OSError):
     os.chown("a/b/run", 12, 34); os.chown("a/link", 5, 6, follow_symlinks=False); os.chmod("a/b/run", 0o6755)
     os.chown("a/pipe", 7, 8)
+entries = (1, 7, -1), (4, 5, -1), (8, 7, 77), (16, 7, -1), (32, 5, -1)
+acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+for name in ("access", "default"):  # the second holds for what is made in the folder from now on, not for what is there
+    with contextlib.suppress(OSError):
+        os.setxattr("a/b" if name == "default" else "a/f", "system.posix_acl_" + name, acl)
 socket.socket(socket.AF_UNIX).bind("sock")
 os.utime("a/f", ns=(1_234_567_890_123_456_789,) * 2)
 os.utime("dangling", ns=(987_654_321_000_000_001,) * 2, follow_symlinks=False)

@@ -272,8 +272,9 @@ async def test_weights_are_kept_for_each_range_of_tokens(serve):
     generation = await backend.generate(PROMPT, Sampling())
     assert generation.weights_spans == (WeightsSpan("step-3", 0, 2), WeightsSpan("step-4", 2, 3))
     assert generation.weights_version == "step-3"
-    server.answer = scale_out_answer(None)
-    assert (await backend.generate(PROMPT, Sampling())).weights_version is None
+    for none in (None, [{"version": None, "start": 0, "end": 3}]):
+        server.answer = scale_out_answer(none)
+        assert (await backend.generate(PROMPT, Sampling())).weights_version is None
     await backend.close()
 
 
