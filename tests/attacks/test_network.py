@@ -242,7 +242,7 @@ async def test_a_request_in_a_tunnel_to_its_own_host_is_answered(slot: Sandbox) 
 
 
 async def test_tls_names_no_host_but_a_listed_one(slot: Sandbox) -> None:
-    plain = "curl -ksS --max-time 5 https://site.example/"
+    plain = "curl -ksS --max-time 15 https://site.example/"
     assert (await slot.exec(plain, timeout_s=20)).output == "public site.example\n"
     program = (
         "import socket, ssl, sys\n"
