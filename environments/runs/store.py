@@ -147,6 +147,7 @@ def append_bytes(path: Path, data: bytes) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # while another writes, the last byte there is one in the middle of a line
             if (size := file.seek(0, os.SEEK_END)) and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 data = b"\n" + data
             _write_all(file, data)

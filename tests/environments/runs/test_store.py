@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,18 @@ def test_two_writers_are_one_too_many(tmp_path: Path) -> None:
     with RunStore(tmp_path, CONFIG), pytest.raises(RunInUse, match="another process"), RunStore(tmp_path, CONFIG):
         pass
     write_groups(tmp_path, 0)
+
+
+def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+
+    def write(letter: bytes) -> None:
+        for _ in range(25):
+            append_bytes(path, letter * 200_000 + b"\n")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, (b"a", b"b", b"c", b"d")))
+    assert Counter(path.read_bytes().splitlines()) == {letter * 200_000: 25 for letter in (b"a", b"b", b"c", b"d")}
 
 
 def test_a_torn_line_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_a_flood_is_capped_with_exact_counts(slot: Instance) -> None:
     assert reply["cut"]["out"]["total"] == len(whole)
     with in_slot(slot, "read", reply["cut"]["out"]["log"]) as worker:
         await worker.status()
-        assert (await worker.read_all()).decode() == whole
+        assert (await worker.read_all(1 << 20)).decode() == whole
     assert output.startswith(whole[:40])
     assert output.endswith(whole[-60:])
 
@@ -121,11 +121,11 @@ async def test_files_and_trees_pass(slot: Instance, tmp_path: Path) -> None:
         await worker.status()
     with in_slot(slot, "read", path) as worker:
         assert int(await worker.status()) == len(content)
-        assert await worker.read_all() == content
+        assert await worker.read_all(len(content)) == content
     with in_slot(slot, "pack", f"{slot.workdir}/a") as packed, in_slot(slot, "unpack", str(tmp_path / "t")) as unpacked:
         await packed.status()
         await unpacked.status()
-        await unpacked.send(await packed.read_all())
+        await unpacked.send(await packed.read_all(1 << 20))
         await unpacked.status()
     assert (tmp_path / "t" / "b").read_bytes() == content
 
