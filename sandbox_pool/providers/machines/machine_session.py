@@ -85,6 +85,8 @@ class Machine:
         self._folder = folder
         self._connecting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._silent = False
+        """That process will answer nothing more, though it may take a moment to end."""
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -144,7 +146,7 @@ class Machine:
     async def connect(self) -> asyncio.subprocess.Process:
         """The process that leads there, started unless it runs; `MachineUnreachable` when there is no way."""
         async with self._connecting:
-            if self._process is None or self._process.returncode is not None:
+            if self._process is None or self._process.returncode is not None or self._silent:
                 await self._disconnect()
                 try:
                     self._process = await self._connect()
@@ -173,6 +175,7 @@ class Machine:
             await self._end(process)
             raise
         self.capacity = self.room(facts)
+        self._silent = False
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read(process)), loop.create_task(self._ping(process))]
         return process
@@ -222,14 +225,17 @@ class Machine:
                 if answer is not None and not answer.done():
                     answer.set_result(said)
         finally:
+            self._silent = True
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(
                         MachineUnreachable(f"the connection to {self.name} ended: {self._said() or 'no reason given'}")
                     )
             # Ended here, so that sockets of hosts that nothing leads to any more are closed and the hosts are lost.
-            await self._end(process)
-            self.cut()
+            try:
+                await self._end(process)
+            finally:
+                self.cut()
 
     async def _ping(self, process: asyncio.subprocess.Process) -> None:
         while True:
