@@ -25,8 +25,13 @@ async def test_hosts_are_spread_over_the_nodes_of_the_job(make_config, cluster, 
     async with SlotPool.from_config(make_config()) as pool:
         boxes = await asyncio.gather(*(pool.acquire(f"t{n}") for n in range(4)))
         assert [(await box.exec("echo $((6 * 7))")).output for box in boxes] == ["42\n"] * 4
-        nodes = cluster.run("squeue", "--steps", "--noheader", "--format=%j|%N", f"--jobs={job}").split()
-        assert sorted(line for line in nodes if line.startswith("hermes-rl|")) == ["hermes-rl|n1", "hermes-rl|n2"]
+
+        def steps():
+            lines = cluster.run("squeue", "--steps", "--noheader", "--format=%j|%N", f"--jobs={job}").split()
+            return sorted(line for line in lines if line.startswith("hermes-rl|"))
+
+        # Slurm lists those of the pool before for a moment after they ended.
+        await eventually(lambda: steps() == ["hermes-rl|n1", "hermes-rl|n2"])
         for box in boxes:
             await box.release()
 
