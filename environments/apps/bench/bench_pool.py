@@ -297,9 +297,10 @@ async def _memory(pool: SlotPool, plan: BenchPlan) -> dict[str, float | None]:
     """Private memory of everything below the server process, per leased slot: right after a command, when a shell waits
     for the next one, and when the slots were left alone for a while.
 
-    None where the server runs on another machine.
+    None where the server runs on another machine. All slots are leased: a free one has a shell waiting for its lease.
     """
-    boxes = await asyncio.gather(*(pool.acquire(f"bench-idle-{n}") for n in range(plan.slots)))
+    slots = pool.config.slots_per_host
+    boxes = await asyncio.gather(*(pool.acquire(f"bench-idle-{n}") for n in range(slots)))
     found: dict[str, float | None] = {"waiting_kb_per_slot": None, "idle_kb_per_slot": None}
     try:
         if boxes[0].endpoint.address.startswith("unix:"):
@@ -307,7 +308,7 @@ async def _memory(pool: SlotPool, plan: BenchPlan) -> dict[str, float | None]:
             for name, after_s in (("waiting_kb_per_slot", 0.0), ("idle_kb_per_slot", plan.rest_s)):
                 await asyncio.sleep(after_s)
                 total_kb = await asyncio.to_thread(private_kb_below, boxes[0].host_info.pid)
-                found[name] = round(total_kb / plan.slots, 1)
+                found[name] = round(total_kb / slots, 1)
     finally:
         await asyncio.gather(*(box.release() for box in boxes))
     return found
