@@ -45,6 +45,7 @@ _HEADER = re.compile(rf"({_TOKEN}):[ \t]*([^\x00\r\n]*?)[ \t]*")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/?#@\[\]\\]+)(?::(\d{1,5}))?")
 _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "upgrade", "host"}
 _TEXT = bytes([9, 10, 13, *range(32, 127)])
+_TLS = b"\x16"
 _STATUS = {400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway"}
 _resolvers = ThreadPoolExecutor(8, "resolve")
 """Apart from the threads that remove files: names that nobody answers for must not hold those up."""
@@ -193,7 +194,7 @@ class Proxy:
     ) -> None:
         """What the program sends. Many hosts share addresses: neither TLS nor HTTP may name one that is not allowed."""
         greeting = await asyncio.wait_for(_greeting(reader), IDLE_S)
-        if _is_request(greeting) and not allowed(self.rules, "any.name", target.port):
+        if is_request(greeting) and not allowed(self.rules, "any.name", target.port):
             await self._request_in_tunnel(target, greeting, reader, to_there, counts)
             return
         name = server_name(greeting)
@@ -418,7 +419,7 @@ async def _greeting(reader: asyncio.StreamReader) -> bytes:
     data = b""
     try:
         data = await reader.readexactly(1)
-        if data == b"\x16":
+        if data == _TLS:
             data += await reader.readexactly(4)
             return data + await reader.readexactly(int.from_bytes(data[3:5], "big"))
         while not data.decode("latin-1").strip() and len(data) < MAX_HEAD:
@@ -430,18 +431,21 @@ async def _greeting(reader: asyncio.StreamReader) -> bytes:
     return data
 
 
-def _is_request(greeting: bytes) -> bool:
+def is_request(greeting: bytes) -> bool:
     """Whether a server could take this line for a request by HTTP, of whatever version.
 
-    Words end at what any server takes for a space: some split lines of text, where more bytes are spaces.
+    Words end at what any server takes for a space: some split lines of text, where more bytes are spaces. A greeting of
+    TLS is none, though one in a hundred has random bytes that read like one; its own name is checked.
     """
+    if greeting[:1] == _TLS:
+        return False
     words = greeting.decode("latin-1").upper().split()
     return len(words) > 1 and (words[-1].startswith("HTTP/") or words[1][:1] in "/*" or "://" in words[1])
 
 
 def server_name(greeting: bytes) -> str | None:
     """The host that a TLS greeting names; None without one, empty when it names several or cannot be read."""
-    if greeting[:1] != b"\x16":
+    if greeting[:1] != _TLS:
         return None
     try:
         fields = _Fields(greeting[5 : 5 + int.from_bytes(greeting[3:5], "big")])

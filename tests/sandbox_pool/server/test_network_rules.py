@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from sandbox_pool.server.network_rules import allowed, parse_rule
-from sandbox_pool.server.slots.proxy import server_name
+from sandbox_pool.server.slots.proxy import is_request, server_name
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,12 @@ def test_a_greeting_that_names_several_hosts_names_none() -> None:
         assert server_name(with_bytes(plain, named(b"site.example"), named(other))) == ""
     assert server_name(with_bytes(plain, named(b"site.example"), b"\xfa\xfa\0\0")) == "site.example"
     assert server_name(plain[:-1]) == ""
+
+
+@pytest.mark.parametrize("drawn", [b" /", b"\x85*", b" x://"])
+def test_a_greeting_whose_random_bytes_read_like_a_request_is_none(drawn: bytes) -> None:
+    plain = greeting("site.example")
+    unlucky = plain[:11] + (drawn * 32)[:32] + plain[43:]
+    assert server_name(unlucky) == "site.example"
+    assert not is_request(unlucky)
+    assert is_request(unlucky.replace(b"\x16", b"G", 1))
