@@ -180,8 +180,7 @@ void init_main(int control) {
     for (;;) {
         if (poll(polled, 2, -1) < 0 && errno != EINTR) _exit(1);
         if (polled[1].revents) {
-            struct signalfd_siginfo info;
-            while (read(signals, &info, sizeof info) > 0) {}
+            drain_signals(signals);
             reap();
         }
         if (!polled[0].revents) continue;

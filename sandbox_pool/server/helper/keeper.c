@@ -506,10 +506,7 @@ static void loop(void) {
             close(job.listener);
             job.listener = -1;
         }
-        if (polled[SIGNALS].revents) {
-            struct signalfd_siginfo info;
-            while (read(job.signals, &info, sizeof info) > 0) {}
-        }
+        if (polled[SIGNALS].revents) drain_signals(job.signals);
         tick();
         empty = reap();
     }

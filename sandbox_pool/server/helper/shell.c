@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -173,8 +172,7 @@ static int run_shell(void *given) {
 static void await_exec(const struct job *job, int started) {
     struct pollfd polled[2] = {{started, POLLIN, 0}, {job->signals, POLLIN, 0}};
     while (poll(polled, 2, -1) < 0 || !polled[0].revents) {
-        struct signalfd_siginfo info;
-        while (read(job->signals, &info, sizeof info) > 0) {}
+        drain_signals(job->signals);
         siginfo_t stopped = {0};
         if (waitid(P_PID, (id_t)job->shell, &stopped, WSTOPPED | WNOHANG) == 0 && stopped.si_pid) kill(job->shell, SIGKILL);
     }

@@ -58,6 +58,7 @@ bool read_all(int fd, void *data, size_t size);
 int write_text_file(const char *path, const char *text);
 int make_directories(const char *path, mode_t mode);
 int move_high(int fd);
+void drain_signals(int fd); /* of a signalfd: what they tell is seen with waitpid */
 long long now_us(void);
 size_t count_entries(int directory_fd);
 void set_process_name(const char *name);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,6 +66,11 @@ int move_high(int fd) {
     if (high < 0) return fd;
     close(fd);
     return high;
+}
+
+void drain_signals(int fd) {
+    struct signalfd_siginfo info;
+    while (read(fd, &info, sizeof info) > 0) {}
 }
 
 long long now_us(void) {

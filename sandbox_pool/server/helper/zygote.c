@@ -256,8 +256,7 @@ int zygote_main(int control) {
     for (;;) {
         if (poll(polled, 2, -1) < 0 && errno != EINTR) return 1;
         if (polled[1].revents) {
-            struct signalfd_siginfo info;
-            while (read(signals, &info, sizeof info) > 0) {}
+            drain_signals(signals);
             report_dead(control);
         }
         if (!polled[0].revents) continue;
