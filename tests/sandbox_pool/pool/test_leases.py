@@ -16,6 +16,17 @@ def free_slots(pool):
     return sum(host.free for host in pool.status().hosts)
 
 
+async def cancelled_while_leasing(pool):
+    """The gate behind which the server still leases the slot of a task that was cancelled."""
+    gate = pool.place.server.hold("lease")
+    task = asyncio.create_task(pool.acquire("t"))
+    await eventually(lambda: ("lease", 0, "t", None) in pool.place.server.calls)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return gate
+
+
 async def test_a_lease_is_a_context_and_an_awaitable(make_pool):
     async with make_pool() as pool:
         async with pool.lease("one") as box:
@@ -101,12 +112,7 @@ async def test_a_waiter_that_gave_up_does_not_take_the_next_slot(make_pool):
 
 async def test_cancelled_while_the_server_leases_the_slot_comes_back(make_pool):
     async with make_pool(FakePlace(slots=1)) as pool:
-        gate = pool.place.server.hold("lease")
-        task = asyncio.create_task(pool.acquire("t"))
-        await eventually(lambda: ("lease", 0, "t", None) in pool.place.server.calls)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        gate = await cancelled_while_leasing(pool)
         assert free_slots(pool) == 0
         gate.set()
         await eventually(lambda: free_slots(pool) == 1)
@@ -117,12 +123,7 @@ async def test_a_lease_that_fails_late_fails_for_nobody(make_pool):
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
     async with make_pool(FakePlace(slots=1)) as pool:
-        gate = pool.place.server.hold("lease")
-        task = asyncio.create_task(pool.acquire("t"))
-        await eventually(lambda: ("lease", 0, "t", None) in pool.place.server.calls)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        gate = await cancelled_while_leasing(pool)
         pool.place.server.errors["lease"] = SandboxError("no such image")
         gate.set()
         await eventually(lambda: free_slots(pool) == 1)
