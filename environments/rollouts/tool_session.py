@@ -138,13 +138,18 @@ class ToolSession:
             rollout = await self._runner.judge(self._job, record, act, self._slot)
         finally:
             await self.close()
-        whole = record.trainable and record.score is not None
+        score = record.score if record.trainable else None
+        stored = GroupResult(record.group_id, record.item_id, 1)
+        if score is None:
+            stored.lost.append(record)
+        else:
+            stored.scored.append(rollout)
         env = self._rollouts.env
         env.keep(record)
-        await env.save(GroupResult(record.group_id, record.item_id, 1, [rollout] * whole, [record] * (not whole)))
-        if not record.trainable or record.score is None:
+        await env.save(stored)
+        if score is None:
             raise RolloutLost(f"a rollout of {record.item_id}", [record])
-        return record.score
+        return score
 
     async def close(self) -> None:
         """Give back the slot without judging what is in it."""

@@ -92,12 +92,8 @@ class LiveRun:
         while self._arrived and self._arrived[0][0] < time.monotonic() - RATE_WINDOW_S:
             self._arrived.popleft()
         positions = self._metrics_position, self._figures_position
-        self._metrics_position = self._read(
-            beside(self.source, "metrics.jsonl"), positions[0], lambda _, line: self._metrics.append(orjson.loads(line))
-        )
-        self._figures_position = self._read(
-            beside(self.source, FIGURES_NAME), positions[1], lambda _, line: self._figures.append(orjson.loads(line))
-        )
+        self._metrics_position = self._read_values("metrics.jsonl", positions[0], self._metrics)
+        self._figures_position = self._read_values(FIGURES_NAME, positions[1], self._figures)
         lines = (self._metrics_position, self._figures_position) != positions or len(self.unreadable) != bad_before
         told = (_status(beside(self.source, NAME)), _status(beside(self.source, LEARN_NAME)))
         changed = bool(added) or lines or told != (self.status, self.learning)
@@ -116,6 +112,9 @@ class LiveRun:
             except ValueError as error:
                 self.unreadable.append(f"{path}: byte {place}: {error}")
         return position
+
+    def _read_values(self, name: str, position: int, values: list[Any]) -> int:
+        return self._read(beside(self.source, name), position, lambda _, line: values.append(orjson.loads(line)))
 
     def _take(self, place: int, line: bytes) -> None:
         record = RolloutRecord.from_json(line)
