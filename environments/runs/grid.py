@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from rich.console import Console
-
 from agent_loop.records.record import RolloutRecord
 from environments.atropos.stops import Stop
 from environments.base import HermesAgentBaseEnv
 from environments.config.settings import ServerConfig
+from environments.consoles import new_console
 from environments.errors import UsageError
 from environments.runs.batch import Spending, evaluate_run
 from environments.runs.comparison import compare, read_run
@@ -122,7 +121,7 @@ def _sum_up(cells: Sequence[Combination], out: Path) -> None:
     write_whole(out / "summary.json", summary.to_json())
     print_summary(summary)
     first, *others = by_label
-    console = Console(emoji=False, markup=False, highlight=False)
+    console = new_console(emoji=False, markup=False)
     for label in others:
         console.print(render_comparison(compare(by_label[first], by_label[label], first, label)))
 

@@ -7,7 +7,6 @@ what it would have been worth is reported as points lost. Every rollout without 
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_loop.records.record import RolloutRecord
+from environments.consoles import PIPE_WIDTH, new_console
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -253,8 +253,6 @@ def _times(records: Sequence[RolloutRecord]) -> dict[str, float]:
     return parts | {"other_s": math.fsum(max(0.0, other) for other in others)}
 
 
-PIPE_WIDTH = 160
-"""Columns where there is no terminal: no line of a table is broken."""
 NAME_WIDTH = 20
 
 
@@ -272,8 +270,7 @@ def render(summary: Summary) -> RenderableType:
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Write the tables to a console, stdout by default."""
-    console = console or Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
-    console.print(render(summary))
+    (console or new_console(pipe_width=PIPE_WIDTH)).print(render(summary))
 
 
 def _scores(title: str, slices: tuple[Slice, ...], total: Slice | None) -> Table:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from environments.consoles import new_console
 from environments.errors import at_least
 
 EXAMPLE = "hermes-rl demo --tasks 11"
@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; exit code 1 when something stored is not exact."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = new_console(pipe_width=PIPE_WIDTH)
     console.print("starting: slots, policies, model (a few seconds)", markup=False)
     from agent_loop import own_process
     from environments.apps.demo.demo_run import DemoPlan, run_demo

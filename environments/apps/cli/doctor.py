@@ -7,6 +7,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from environments.consoles import new_console
+
 if TYPE_CHECKING:
     from environments.apps.doctor.doctor_checks import Finding
 
@@ -58,11 +60,10 @@ def as_json(findings: list[Finding]) -> dict[str, object]:
 
 
 def _print_table(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = new_console()
     if not console.is_terminal:
         for finding in findings:
             fix = f"  (fix: {finding.fix})" if finding.fix else ""

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 import sandbox_pool
+from environments.consoles import new_console
 from environments.errors import UsageError, at_least
 from sandbox_pool import PoolConfig, SandboxError, SandboxSpec, SlotPool
 from sandbox_pool.config import ImageSettings
@@ -177,7 +177,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _status_table(rows: list[dict[str, Any]]) -> None:
-    console = Console(highlight=False)
+    console = new_console()
     if not rows:
         console.print("No hosts.")
         return
@@ -349,12 +349,12 @@ def _check_table(results: list[CheckResult]) -> None:
         promise = result.promise if result.verdict == "passed" else f"{result.promise}\n{result.detail}"
         verdict = "not promised here" if result.verdict == "not promised" else result.verdict
         table.add_row(result.id, f"[{colours[result.verdict]}]{verdict}[/]", promise)
-    Console(highlight=False).print(table)
+    new_console().print(table)
 
 
 def _progress(quiet: bool) -> Progress:
     """On a terminal a bar on stderr; nothing in a pipe."""
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
@@ -431,7 +431,7 @@ def _pull(args: argparse.Namespace, store: LayerStore) -> int:
     async def pull_all() -> list[dict[str, Any]]:
         source = Images(ImageSettings(mirrors=mirrors, max_gb=args.max_gb or ImageSettings().max_gb))
         done = []
-        with Progress(console=Console(stderr=True, highlight=False), transient=True, disable=args.json) as progress:
+        with Progress(console=new_console(stderr=True), transient=True, disable=args.json) as progress:
             tasks: dict[str, TaskID] = {}
 
             def show(digest: str, have: int, size: int) -> None:
@@ -497,7 +497,7 @@ def bench(args: argparse.Namespace) -> int:
     from environments.apps.bench.bench_pool import BenchPlan, run_bench, run_many
 
     plan = BenchPlan(args.slots, args.rounds, args.throughput_s, transfer_mb=args.transfer_mb, rest_s=args.rest_s)
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
 
     def say(text: str) -> None:
         console.print(f"measuring: {text}", style="dim")
@@ -524,7 +524,7 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def _bench_table(result: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = new_console()
     table = Table(title=f"{result['provider']} at {result['isolation']}, {result['slots']} slots", title_justify="left")
     for column in ("ms", "p50", "p95", "p99"):
         table.add_column(column, justify="left" if column == "ms" else "right")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments.consoles import new_console
 from environments.errors import at_least
 from environments.printable import printable
 
@@ -35,13 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the run until it is interrupted."""
-    from rich.console import Console
     from rich.live import Live
 
     from environments.runs.live import WATCHING_SHARE, LiveRun, open_run
 
     followed = open_run(LiveRun(args.run))
-    console = Console(highlight=False)
+    console = new_console()
     if args.once or not console.is_terminal:
         console.print(render(followed, console.width))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from environments.consoles import PIPE_WIDTH, new_console
 from environments.errors import UsageError
 
 EXAMPLE = "hermes-rl compare runs/before runs/after"
@@ -26,13 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the difference of B to A."""
-    import sys
 
     import orjson
-    from rich.console import Console
 
     from environments.runs.comparison import CLUSTERS, compare, read_run, render
-    from environments.runs.summary import PIPE_WIDTH
 
     records_a, records_b = read_run(args.a), read_run(args.b)
     found = compare(records_a, records_b, str(args.a), str(args.b), CLUSTERS[args.cluster])
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(orjson.dumps(found.to_dict(), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, highlight=False).print(render(found))
+        new_console(pipe_width=PIPE_WIDTH, emoji=False).print(render(found))
     if args.html is not None:
         from environments.runs.report.html_page import build_comparison
         from environments.runs.store import write_whole

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from environments.consoles import new_console
+
 EXAMPLE = "hermes-rl oracle code_tasks --env.eval_items 2"
 TAKES_SETTINGS = True
 
@@ -17,8 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate each twice, and print the table; exit code 1 when the oracle fails an item."""
-    from rich.console import Console
-
     from environments.benchmarks.oracle_table import on_terminal, oracle_row, table
     from environments.config.yaml_file import find_config
     from environments.launch import configure_logging, load_environment, run_verb
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             run_verb(load_environment(name, settings), "evaluate", args.out / f"{stem}-{policy}", args.fresh)
         runs = (read_run(args.out / f"{stem}-{policy}") for policy in ("oracle", "nop"))
         rows.append(oracle_row(stem, *runs))
-    if (console := Console(highlight=False)).is_terminal:
+    if (console := new_console()).is_terminal:
         console.print(on_terminal(rows))
     else:
         print(table(rows))

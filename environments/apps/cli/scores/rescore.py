@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from environments.consoles import PIPE_WIDTH, new_console
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,23 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score again, store, and print old against new."""
-    import sys
-
-    from rich.console import Console
 
     from agent_loop import own_process
     from environments.launch import configure_logging
     from environments.rollouts.evaluation import store_records
     from environments.runs.comparison import compare, read_run, render
     from environments.runs.rescoring import changed
-    from environments.runs.summary import PIPE_WIDTH
 
     configure_logging()
     old = read_run(args.run)
     found = own_process.run(_rescore(args, old))
     out: Path = args.out or args.run / "rescored"
     store_records(out / "rollouts.jsonl", found.records)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, markup=False, highlight=False)
+    console = new_console(pipe_width=PIPE_WIDTH, emoji=False, markup=False)
     console.print(render(compare(old, found.records, "old", "new")))
     for before, after in changed(old, found.records):
         print(f"{after.item_id} {after.rollout_id}: {before.verifier_score} -> {after.verifier_score}")

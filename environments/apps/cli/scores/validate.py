@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from environments.apps.cli.process import add_config, add_run_directory
+from environments.consoles import PIPE_WIDTH, new_console
 from environments.errors import at_least
 
 if TYPE_CHECKING:
@@ -29,22 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play everything, print the table; 1 when an item is accused."""
-    import sys
 
     from environments.config.yaml_file import find_config
 
     find_config(args.config)
-    from rich.console import Console
 
     from agent_loop import own_process
     from environments.launch import configure_logging
-    from environments.runs.summary import PIPE_WIDTH
     from environments.runs.validation import render, store
 
     configure_logging()
     found, folder = own_process.run(_validate(args))
     listed = store(found, folder, args.quarantine)
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, emoji=False, highlight=False).print(render(found))
+    new_console(pipe_width=PIPE_WIDTH, emoji=False).print(render(found))
     print(f"{len(found.accused)} items to leave out: {listed} (use it with --env.quarantine {listed})")
     return 1 if found.accused else 0
 
